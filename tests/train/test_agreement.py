@@ -1,71 +1,43 @@
-"""What all ranks do, for every combination of two kinds of rows."""
+"""What all ranks do, by what one rank has and what the others have."""
 
 from __future__ import annotations
 
-from itertools import product
-
 import pytest
 
-from chainermn_train.optimizers.agreement import (
-    Action,
-    Phase,
-    Row,
-    settle,
-    settle_compared,
-)
+from chainermn_train.optimizers.agreement import Action, Row, settle
 
-BEFORE = Phase.BEFORE_LOSS
-USUAL = Row(Phase.READY)
-FLAGS = list(product([False, True], repeat=2))
-SOME = [
-    *[Row(BEFORE, is_new, can_count=can_count) for is_new, can_count in FLAGS],
-    *[
-        Row(phase, is_new)
-        for phase in (Phase.BEFORE_BACKWARD, Phase.READY)
-        for is_new in (False, True)
-    ],
+TABLE = [
+    ({}, {}, Action.GO_ON),
+    ({"can_share_first": True}, {}, Action.GO_ON),
+    ({"can_plan": True}, {}, Action.GO_ON),
+    ({"is_warned": True}, {}, Action.GO_ON),
+    ({"num_added": 1}, {}, Action.GO_ON),
+    ({"can_send": True}, {"can_send": True}, Action.GO_ON),
+    ({"can_send": True}, {}, Action.RESEND),
+    ({"num_calls": 1}, {}, Action.COMPARE),
+    ({"scaling": 1}, {}, Action.COMPARE),
+    ({"checksum": 1}, {"can_send": True}, Action.COMPARE),
+    ({"in_flight": True}, {"checksum": 1}, Action.START_AGAIN),
+    ({"needs_sharing": True}, {"checksum": 1, "can_send": True}, Action.START_AGAIN),
+    ({"needs_sharing": True, "can_share_first": True}, {}, Action.START_AGAIN),
+    (
+        {"needs_sharing": True, "can_share_first": True},
+        {"can_share_first": True},
+        Action.SHARE,
+    ),
 ]
 
 
-def expected(one, other):
-    """The table that `settle` stands for, a row a line: what holds, and what is done then."""
-    phases = {one.phase, other.phase}
-    is_mixed = BEFORE in phases and phases != {BEFORE}
-    differ = one.is_new or other.is_new or is_mixed
-    rows = [
-        (differ and one.can_count and other.can_count, Action.SHARE),
-        (differ, Action.START_AGAIN),
-        (len(phases) > 1, Action.RESEND),
-        (True, Action.GO_ON),
-    ]
-    return next(action for holds, action in rows if holds)
-
-
-def test_all_do_what_the_table_says_whichever_rank_differs():
-    for one, other in product(SOME, SOME):
-        for rows in ([one, other, other], [one, other, one], [one, one, other]):
-            assert settle(rows) is expected(one, other), rows
-
-
-@pytest.mark.parametrize(
-    ("field", "action"),
-    [
-        ("calls", Action.COMPARE),
-        ("scaling", Action.COMPARE),
-        ("checksum", Action.COMPARE),
-        ("in_flight", Action.START_AGAIN),
-        ("terms", Action.GO_ON),
-        ("can_plan", Action.GO_ON),
-        ("is_warned", Action.GO_ON),
-    ],
-)
-def test_what_one_rank_alone_has_is_settled(field, action):
-    assert settle([USUAL, USUAL, USUAL._replace(**{field: 1})]) is action
+@pytest.mark.parametrize(("one", "others", "action"), TABLE)
+@pytest.mark.parametrize("rank", range(3))
+def test_all_do_what_the_table_says_whichever_rank_differs(one, others, action, rank):
+    rows = [Row(**others)] * 3
+    rows[rank] = Row(**one)
+    assert settle(rows) is action
 
 
 def test_what_was_compared_is_settled_without_a_second_comparison():
-    rows = [USUAL, USUAL._replace(checksum=1, scaling=2, calls=3)]
-    assert settle_compared(rows, have_drifted=False) is Action.GO_ON
-    assert settle_compared(rows, have_drifted=True) is Action.START_AGAIN
-    early = [row._replace(phase=BEFORE, can_count=True) for row in rows]
-    assert settle_compared(early, have_drifted=True) is Action.SHARE
+    rows = [Row(), Row(checksum=1, scaling=2, num_calls=3)]
+    assert settle(rows, were_compared=True) is Action.GO_ON
+    rows.append(Row(can_send=True))
+    assert settle(rows, were_compared=True) is Action.RESEND

@@ -1,8 +1,7 @@
-"""Gradients that no step has used at the end: `flush` uses them, and a warning tells of them."""
+"""Gradients that no step has used at the end: a warning tells of them."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import gc
 import warnings
@@ -10,72 +9,22 @@ import warnings
 import chainer
 import pytest
 
-from chainermn_train import join
 from tests.support.jobs import runner
 from tests.support.plugins.pairwise import pairwise
 from tests.support.training.exchanges import KINDS, exchanging
-from tests.support.training.linear import Model, X
-from tests.support.training.trainers import same_everywhere, trainer_over
+from tests.support.training.linear import Model, update
 
-LEAVING = [("double buffering", 1), ("synchronous", 4), ("double buffering", 3)]
 WARNING = "gradients are left that no step has used"
 ALL_WARNINGS = pytest.mark.filterwarnings("always")
 
 
-def training(kind, comm, steps, stop, out):
-    """A trainer, and its optimizer."""
-    optimizer = exchanging(kind, comm, chainer.optimizers.SGD(), Model(0), steps)
-    examples = chainer.datasets.TupleDataset(X)
-    trainer = trainer_over(examples, 2, optimizer, (stop, "iteration"), out)
-    return trainer, optimizer
-
-
-@pytest.mark.world
-@pytest.mark.parametrize(("kind", "steps"), LEAVING)
-@pytest.mark.parametrize("joins", [False, True])
-def test_flush_uses_what_trainers_have_left(comm, kind, steps, joins, tmp_path):
-    """Those of other lengths, too."""
-    most = 7 + joins * (comm.size - 1)
-    stop = 7 + joins * comm.rank
-    trainer, optimizer = training(kind, comm, steps, stop, tmp_path)
-    with join(optimizer) if joins else contextlib.nullcontext():
-        trainer.run()
-    assert joins or optimizer.t < -(-most // steps)
-    for _ in range(2):  # nothing is left for the second one
-        optimizer.flush()
-        assert optimizer.t == -(-most // steps)
-    assert same_everywhere(comm, optimizer.target)
-    optimizer.finalize()
-
-
-@pytest.mark.world
-@pytest.mark.parametrize("is_multi_node", [True, False])
-def test_an_extension_may_change_a_trainers_stop_trigger(comm, is_multi_node, tmp_path):
-    """Of any trainer, once there is a multi-node optimizer in the process."""
-    trainer, optimizer = training("double buffering", comm, 1, 4, tmp_path)
-    if not is_multi_node:
-        trainer.updater.get_optimizer("main").flush()
-        plain = chainer.optimizers.SGD().setup(Model(0))
-        examples = chainer.datasets.TupleDataset(X)
-        trainer = trainer_over(examples, 2, plain, (4, "iteration"), tmp_path)
-
-    @chainer.training.make_extension(trigger=(4, "iteration"))
-    def longer(trainer):
-        if trainer.updater.iteration == 4:
-            trainer.stop_trigger.period += 5
-
-    trainer.extend(longer)
-    trainer.run()
-    assert trainer.updater.iteration == 9
-    optimizer.flush()
-    optimizer.finalize()
-
-
-# A shallow copy has the same gradients left.
+# What happens to an optimizer, and how often it is told of then. A shallow copy has the
+# same gradients left, a deep copy its own.
 ENDS = {
-    "collected": lambda optimizers: optimizers.clear(),
-    "finalized": lambda optimizers: optimizers[0].finalize(),
-    "copied": lambda optimizers: optimizers.append(copy.copy(optimizers[0])),
+    "collected": (lambda optimizer: None, 1),
+    "finalized": (lambda optimizer: optimizer.finalize(), 1),
+    "copied": (copy.copy, 1),
+    "copied deeply": (copy.deepcopy, 2),
 }
 
 
@@ -83,19 +32,19 @@ ENDS = {
 @ALL_WARNINGS
 @pairwise(kind=KINDS, steps=[1, 3], flushes=[True, False], end=ENDS)
 def test_what_no_step_has_used_is_warned_of_once(comm, kind, steps, flushes, end):
-    optimizers = [exchanging(kind, comm, chainer.optimizers.SGD(), Model(0), steps)]
-    for _ in range(4):
-        optimizers[0].update(optimizers[0].target, X)
+    optimizer = exchanging(kind, comm, chainer.optimizers.SGD(), Model(0), steps)
+    update(optimizer, 4)
     is_left = not flushes and (steps > 1 or kind == "double buffering")
     if flushes:
-        optimizers[0].flush()
+        optimizer.flush()
+    end_it, expected = ENDS[end]
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        ENDS[end](optimizers)
-        optimizers.clear()
+        twin = end_it(optimizer)
+        del optimizer, twin
         gc.collect()
     told = [str(each.message) for each in found if WARNING in str(each.message)]
-    assert len(told) == int(is_left and comm.rank == 0)
+    assert len(told) == expected * (is_left and comm.rank == 0)
     assert all("flush()" in each for each in told)
 
 
@@ -103,8 +52,7 @@ def test_what_no_step_has_used_is_warned_of_once(comm, kind, steps, flushes, end
 @ALL_WARNINGS
 def test_gradients_that_are_dropped_on_purpose_are_not_warned_of(comm):
     optimizer = exchanging("double buffering", comm, chainer.optimizers.SGD(), Model(0))
-    for _ in range(2):
-        optimizer.update(optimizer.target, X)
+    update(optimizer, 2)
     optimizer.setup(Model(1))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -188,7 +136,15 @@ for number, arguments in enumerate(KINDS):
     trainer.extend(chainermn.extensions.ObservationAggregator(comm, "main/loss"))
     trainer.extend(chainermn.extensions.ThroughputReport(comm))
     trainer.extend(chainermn.extensions.AllreducePersistent(model, comm))
+
+    @training.make_extension(trigger=(4, "iteration"))
+    def longer(trainer):
+        if trainer.updater.iteration == 4:
+            trainer.stop_trigger.period += 1
+
+    trainer.extend(longer)
     trainer.run()
+    assert trainer.updater.iteration == 5
     optimizer.flush()
 chain = links.MultiNodeChainList(comm)
 chain.add_link(links.MultiNodeBatchNormalization(3, comm), None, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import re
 
@@ -9,10 +10,11 @@ import chainer
 import chainer.links as L
 import numpy as np
 import pytest
+from chainer.optimizers import SGD
 
 from chainermn_comm import PeerError
-from chainermn_train import create_multi_node_optimizer
-from tests.support.training.linear import Model, X, bad_batch, sgd
+from chainermn_train import create_multi_node_optimizer, join
+from tests.support.training.linear import Model, X, bad_batch, sgd, update
 from tests.support.training.trainers import same_everywhere
 from tests.support.watchdog.records import recorded_progress
 
@@ -58,73 +60,69 @@ def test_hooks_see_the_mean_gradient_and_can_be_removed(comm):
     assert seen == [optimizer.actual_optimizer]
 
 
-# When parameters are broadcast.
-
-
-@pytest.mark.parametrize(("n_in", "t"), [(2, 2), (None, 1)])
-def test_parameters_added_later_are_broadcast_from_rank_0(comm, n_in, t):
-    """Before the loss if they are initialised; else that update only broadcasts."""
+def test_a_lazy_link_that_is_added_later_costs_one_update(comm):
+    """It is used under two names, and another one not at all."""
     model = Model(comm.rank)
     optimizer = sgd(comm, model)
-    optimizer.update(model, X)
+    update(optimizer)
     np.random.seed(comm.rank)
-    model.add_link("more", L.Linear(n_in, 2))
-    for param in model.more.params():
-        param.update_rule = optimizer.create_update_rule()
-    for number in range(2):
-        np.random.seed(comm.rank)
-        optimizer.update(model, X)
-        assert optimizer.t == t + number
-        assert same_everywhere(comm, model)
-
-
-def test_a_link_that_is_not_used_yet_does_not_hinder_training(comm):
-    model = Model(comm.rank)
+    model.add_link("more", L.Linear(None, 2))
     model.add_link("unused", L.Linear(None, 2))
-    optimizer = sgd(comm, model)
-    for _ in range(2):  # the first is lost: not all are initialised
-        optimizer.update(model, X)
-    assert optimizer.t == 1
-    assert same_everywhere(comm, model.main)
-    model.more = model.unused  # now it is used, on all ranks at the same time
-    for _ in range(2):
-        optimizer.update(model, X)
-    assert optimizer.t == 2
-    assert same_everywhere(comm, model)
+    model.add_link("same", model.more)
+    for link in model.more, model.unused:
+        for param in link.params():
+            param.update_rule = optimizer.create_update_rule()
+    for t in 1, 2:
+        update(optimizer)
+        assert optimizer.t == t
+        assert same_everywhere(comm, model)
 
 
 # Mistakes.
 
 
-def test_wrong_arguments_are_named(naive):
-    sgd_of = chainer.optimizers.SGD
-    with pytest.raises(TypeError, match=r"needs a Chainer optimizer.*not Model"):
-        create_multi_node_optimizer(Model(0), naive)
-    optimizer = create_multi_node_optimizer(sgd_of(), naive)
+@pytest.mark.parametrize(
+    ("actual", "arguments", "error", "words"),
+    [
+        (Model(0), {}, TypeError, "needs a Chainer optimizer.*not Model"),
+        (SGD(), {"communicator": "naive"}, TypeError, "communicator made by.*not str"),
+        (SGD(), {"double_buffering": True, "overlap": True}, ValueError, "overlap"),
+        (SGD(), {"accumulate_steps": 0}, ValueError, "accumulate_steps.*not 0"),
+        (SGD(), {"accumulate_steps": 2.5}, TypeError, "accumulate_steps.*not 2.5"),
+        (SGD(), {"accumulate_steps": None}, TypeError, "accumulate_steps.*not None"),
+    ],
+)
+def test_wrong_arguments_are_named(naive, actual, arguments, error, words):
+    with pytest.raises(error, match=words):
+        create_multi_node_optimizer(actual, **{"communicator": naive, **arguments})
+
+
+def test_an_optimizer_is_wrapped_once(naive):
     with pytest.raises(TypeError, match="already a multi-node optimizer"):
-        create_multi_node_optimizer(optimizer, naive)
-    with pytest.raises(TypeError, match=r"needs a communicator made by.*not str"):
-        create_multi_node_optimizer(sgd_of(), "naive")
-    with pytest.raises(ValueError, match="overlap"):
-        create_multi_node_optimizer(sgd_of(), naive, True, overlap=True)
-    for steps, error in ((0, ValueError), (2.5, TypeError), (None, TypeError)):
-        with pytest.raises(error, match=f"accumulate_steps.*not {steps}"):
-            create_multi_node_optimizer(sgd_of(), naive, accumulate_steps=steps)
+        create_multi_node_optimizer(sgd(naive, Model(0)), naive)
 
 
-def test_an_optimizer_without_a_model_is_an_error_on_all_ranks(comm):
+@pytest.mark.parametrize("joins", [False, True])
+def test_an_optimizer_without_a_model_is_an_error_on_all_ranks(comm, joins):
+    """Also of a rank that takes part without examples."""
     model = Model(0)
     last = comm.size - 1
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), comm)
-    if comm.rank != last:
+    is_last = comm.rank == last
+    optimizer = create_multi_node_optimizer(SGD(), comm)
+    if not is_last:
         optimizer.setup(model)
-    error = RuntimeError if comm.rank == last else PeerError
+
+    def train():
+        with join(optimizer) if joins else contextlib.nullcontext():
+            if not (joins and is_last):
+                optimizer.update(model, X)
+
     words = re.escape("call its `setup(model)` first")
-    with pytest.raises(error, match=words) as raised:
-        optimizer.update(model, X)
-    assert comm.rank == last or f"rank {last}" in str(raised.value)
+    with pytest.raises(RuntimeError if is_last else PeerError, match=words) as raised:
+        train()
+    assert is_last or f"rank {last}" in str(raised.value)
     optimizer.setup(model)
-    optimizer.update(model, X)
+    update(optimizer)
     assert optimizer.t == 1
 
 

@@ -5,51 +5,16 @@ from __future__ import annotations
 import contextlib
 import gc
 import weakref
-from functools import partial
+from operator import methodcaller
 
 import chainer
 import pytest
 
-from chainermn_comm import PeerError, RankMismatchError
+from chainermn_comm import RankMismatchError
 from chainermn_train import create_multi_node_optimizer
-from tests.support.training.linear import Model, X, bad_batch, sgd
-from tests.support.training.trainers import same_everywhere
+from tests.support.training.linear import Model, X, bad_batch, sgd, update
 
 pytestmark = pytest.mark.world
-
-
-def failing_backward(model, x):
-    loss = model(x)
-    loss.backward = lambda **_: bad_batch()
-    return loss
-
-
-@pytest.mark.parametrize("lazy", [False, True])
-@pytest.mark.parametrize("where", ["loss", "backward"])
-def test_a_failing_loss_is_an_error_on_all_ranks_and_the_batch_can_be_skipped(
-    comm, where, lazy
-):
-    model, last = Model(comm.rank, None if lazy else 3), comm.size - 1
-    optimizer = sgd(comm, model)
-    failing = bad_batch if where == "loss" else partial(failing_backward, model)
-    for skipped in range(2):  # before and after the first broadcast
-        t = optimizer.t
-        if comm.rank == last:
-            with pytest.raises(FloatingPointError, match="bad batch"):
-                optimizer.update(failing, X)
-        else:
-            with pytest.raises(
-                PeerError, match=f"rank {last}: FloatingPointError: bad"
-            ):
-                optimizer.update(model, X)
-        assert optimizer.t == t
-        assert comm.allgather_obj(skipped) == [skipped] * comm.size  # still in step
-        for _ in range(2):
-            optimizer.update(model, X)
-        assert same_everywhere(comm, model)
-    # Else all are initialised when an update first succeeds.
-    lost = lazy and where == "loss"
-    assert optimizer.t == 4 - lost
 
 
 def test_a_batch_that_is_skipped_leaves_no_memory_behind(naive):
@@ -95,7 +60,7 @@ def test_what_differs_is_named_at_the_first_update(comm, settings, text):
     optimizer = different(comm, **own)
     for _ in range(2):  # nothing has been agreed on by the first
         with pytest.raises(RankMismatchError, match=f"disagree on .*{text} rank 1"):
-            optimizer.update(optimizer.target, X)
+            update(optimizer)
     assert optimizer.t == 0
     assert comm.allreduce_obj(1) == comm.size
 
@@ -109,16 +74,11 @@ UPDATES = [(3, 6, 4), (3, 2, 4), (2, 4, 5), (1, 1, 2)]
 @pytest.mark.parametrize("double_buffering", [False, True])
 def test_ranks_out_of_step_at_a_flush_are_told_why(comm, updates, double_buffering):
     steps, *of_ranks = updates
-    optimizer = sgd(
-        comm,
-        Model(0),
-        accumulate_steps=steps,
-        double_buffering=double_buffering,
-    )
+    settings = {"accumulate_steps": steps, "double_buffering": double_buffering}
+    optimizer = sgd(comm, Model(0), **settings)
 
     def call():
-        for _ in range(of_ranks[comm.rank == 1]):
-            optimizer.update(optimizer.target, X)
+        update(optimizer, of_ranks[comm.rank == 1])
         optimizer.flush()
 
     # Whoever makes more updates is in one of them while the others flush.
@@ -130,3 +90,16 @@ def test_ranks_out_of_step_at_a_flush_are_told_why(comm, updates, double_bufferi
     assert "equally often" in str(raised.value)
     assert comm.allreduce_obj(1) == comm.size
     optimizer.finalize()
+
+
+@pytest.mark.parametrize("call", ["synchronize", "finalize", "flush"])
+def test_what_one_rank_alone_calls_is_named(comm, call):
+    optimizer = sgd(comm, Model(0))
+    update(optimizer)
+    do = update
+    if comm.rank == 0:
+        do = methodcaller(call)
+    with pytest.raises(RankMismatchError, match=call):
+        do(optimizer)
+    update(optimizer)
+    assert optimizer.t == 2

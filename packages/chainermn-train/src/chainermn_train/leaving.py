@@ -87,19 +87,19 @@ def leave_when_warned(
         told = [
             each
             for each in trainer.updater.get_all_optimizers().values()
-            if hasattr(each, "leaves")
+            if hasattr(each, "is_warned")
         ]
         own = [each for each in told if each.communicator is comm]
         agreements = sum([each.agreements for each in own])
         if agreements != agreements_before:
             # An update of this iteration has told all ranks.
-            leaves = any([each.leaves for each in own])
+            leaves = any([each.is_warned for each in own])
         else:
             knows = is_warned()
             if len(told) > len(own):
                 # A warning that no update has passed on yet waits for the next one:
                 # other ranks of that update may save with other ranks than these.
-                knows = any([each.leaves for each in told])
+                knows = any([each.is_warned for each in told])
             rows = comm.handshake("leave", payload=bytes([knows]))
             leaves = any(map(any, rows))
         agreements_before = agreements

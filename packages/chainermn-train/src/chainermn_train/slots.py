@@ -52,13 +52,11 @@ class Slot:
         get: returns the value: an array on any device, a number, a dict of these, or
             another plain value; None if there is none yet.
         set: takes a value that ``get`` gave on this rank or on another one.
-        is_compared: whether ranks that differ here have drifted apart.
     """
 
     name: str
     get: Callable[[], Any]
     set: Callable[[Any], None]
-    is_compared: bool = True
 
 
 class ArrayForm(NamedTuple):
@@ -76,17 +74,23 @@ Facts: TypeAlias = dict[str, Any]
 
 def slots_of(optimizer: Any) -> list[Slot]:
     """Return all slots of a Chainer optimizer and its model."""
-    target = optimizer.target
+    return [
+        *compared_slots(optimizer),
+        # Each rank's own iterator may count epochs.
+        _attribute_slot("epoch", optimizer, "epoch"),
+        *persistent_slots(optimizer.target),
+    ]
+
+
+def compared_slots(optimizer: Any) -> list[Slot]:
+    """Return the slots of which ranks have the same all the time, or have drifted apart."""
     return [
         *setting_slots(optimizer),
         _attribute_slot("t", optimizer, "t"),
-        # Each rank's own iterator may count epochs.
-        _attribute_slot("epoch", optimizer, "epoch", is_compared=False),
         *[
             _attribute_slot(f"{VALUE}{name}", param, "array")
-            for name, param in named_parameters(target)
+            for name, param in named_parameters(optimizer.target)
         ],
-        *persistent_slots(target),
     ]
 
 
@@ -100,7 +104,7 @@ def setting_slots(optimizer: Any) -> list[Slot]:
         Slot(LOSS_SCALING, get_scaling, vars(optimizer).update),
     ]
     for name, param in named_parameters(optimizer.target):
-        if getattr(param, "update_rule", None) is not None:
+        if param.update_rule is not None:
             get_rule = partial(_get_rule, param)
             slots.append(Slot(f"parameter {name}", get_rule, partial(_set_rule, param)))
     return slots
@@ -112,9 +116,7 @@ def persistent_slots(model: Any) -> list[Slot]:
     They are not compared, as they come from each rank's own examples.
     """
     return [
-        _attribute_slot(
-            f"{path.rstrip('/')}/{attribute}", link, attribute, is_compared=False
-        )
+        _attribute_slot(f"{path.rstrip('/')}/{attribute}", link, attribute)
         for path, link in model.namedlinks()
         # Chainer has no public name for the set; 7.8.1 is its last release but for
         # repairs.
@@ -189,17 +191,18 @@ def broadcast_slots(
             _, form = _first_with(VALUE + name, rows)
             if form is not None and not param.is_initialized:
                 param.initialize(form.shape)
+                # Else Chainer raises where somebody asks for the gradient.
+                param.cleargrad()
         here = {slot.name: slot for slot in slots_of(optimizer)}
 
         def give(name: str) -> None:
-            slot = here.get(name)
             root, fact = _first_with(name, rows)
             value = None
-            if slot is not None and rank == root:
-                value = slot.get()
+            if rank == root:
+                value = here[name].get()
             value = _broadcast(communicator, fact, value, root)
-            if slot is not None and rank != root and value is not None:
-                slot.set(value)
+            if rank != root and name in here and value is not None:
+                here[name].set(value)
 
         for name, fact in rows[0].items():
             if name.startswith(VALUE) and fact is None:
@@ -234,11 +237,10 @@ def _first_with(name: str, rows: Sequence[Facts]) -> tuple[int, Any]:
 def is_same_on_all(communicator: CommunicatorBase, optimizer: Any) -> bool:
     """Return whether ranks have the same bits of all that is compared (collective)."""
 
-    def digest() -> list[Any]:
-        slots = [slot for slot in slots_of(optimizer) if slot.is_compared]
-        return entries_of(facts_of(slots, with_checksums=True))
+    def own() -> Facts:
+        return facts_of(compared_slots(optimizer), with_checksums=True)
 
-    rows = allgather_checked(communicator, "comparison of parameters", digest)
+    rows = allgather_checked(communicator, "comparison of parameters", own)
     return rows.count(rows[0]) == len(rows)
 
 
@@ -259,7 +261,9 @@ def scaling_checksum(optimizer: Any) -> int:
     if getattr(optimizer, "_loss_scale", None) is None:
         return 0
     scaling = _attributes_of(optimizer, _SCALING)
-    return zlib.crc32(repr(scaling).encode())
+    # As floats, since 128 and 128.0 are the same scale.
+    numbers = [float(value or 0) for value in scaling.values()]
+    return zlib.crc32(repr(numbers).encode())
 
 
 # Facts.
@@ -317,13 +321,11 @@ def _attributes_of(holder: Any, names: Iterable[str]) -> dict[str, Any]:
     return {name: getattr(holder, name, None) for name in names}
 
 
-def _attribute_slot(
-    name: str, holder: Any, attribute: str, is_compared: bool = True
-) -> Slot:
+def _attribute_slot(name: str, holder: Any, attribute: str) -> Slot:
     def assign(value: Any) -> None:
         setattr(holder, attribute, _sent_to(holder, value))
 
-    return Slot(name, partial(getattr, holder, attribute, None), assign, is_compared)
+    return Slot(name, partial(getattr, holder, attribute, None), assign)
 
 
 def _get_rule(param: Any) -> dict[str, Any]:
@@ -335,8 +337,8 @@ def _get_rule(param: Any) -> dict[str, Any]:
     rule = param.update_rule
     return {
         RULE: numbers_of(rule),
-        HYPERPARAMETERS: numbers_of(getattr(rule, "hyperparam", None)),
-        STATE: getattr(rule, "state", None),
+        HYPERPARAMETERS: numbers_of(rule.hyperparam),
+        STATE: rule.state,
         MASTER: master_of(param),
     }
 
@@ -344,8 +346,7 @@ def _get_rule(param: Any) -> dict[str, Any]:
 def _set_rule(param: Any, given: dict[str, Any]) -> None:
     rule = param.update_rule
     _set_numbers(rule, given[RULE])
-    if hasattr(rule, "hyperparam"):
-        _set_numbers(rule.hyperparam, given[HYPERPARAMETERS])
+    _set_numbers(rule.hyperparam, given[HYPERPARAMETERS])
     rule._state = map_leaves(partial(_sent_to, param), given[STATE])
     set_master(param, given[MASTER])
 

@@ -73,7 +73,7 @@ class Accumulation:
                 terms.append(_unscaled(param))
             terms = [term for term in terms if term is not None]
             param._loss_scale = scale
-            if not terms or param.array is None:
+            if not terms:
                 param.cleargrad()
                 continue
             # Where the mean becomes infinite, in float16 say, the step is skipped.

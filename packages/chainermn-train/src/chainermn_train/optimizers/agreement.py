@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from enum import Enum, IntEnum
+from enum import Enum
 from typing import NamedTuple
 
 from chainermn_comm import RankMismatchError, Reducer
@@ -15,32 +15,24 @@ from ..profiling import region
 OPERATION = "update"
 
 
-class Phase(IntEnum):
-    """How far a rank's update is when the rank meets the others."""
-
-    BEFORE_LOSS = 0  # it knows before its loss that ranks must settle something
-    BEFORE_BACKWARD = 1  # it could send gradients during backward
-    READY = 2  # its gradients are there
-
-
 class Row(NamedTuple):
     """What a rank tells the others. Nearly always all rows are equal."""
 
-    phase: Phase
     # It has loaded its state, or has other parameters, or its last step failed.
-    is_new: bool = False
-    # Before the loss: its gradients will be those of parameters that it has by then.
-    can_count: bool = False
-    in_flight: bool = False  # it has gradients that the next step uses
+    needs_sharing: bool = False
+    # It has computed no gradients yet: this update can be one of the state that is shared.
+    can_share_first: bool = False
+    can_send: bool = False  # it is about to call backward, and could send meanwhile
     can_plan: bool = False  # it knows in which order backward gives its gradients
+    in_flight: bool = False  # it has gradients that the next step uses
     is_warned: bool = False  # a signal says that it has to end soon
-    calls: int = 0  # updates since the last step, with `accumulate_steps`
-    terms: int = 0  # updates whose gradients are in those that it hands in
+    num_calls: int = 0  # updates since the last step, with `accumulate_steps`
+    num_added: int = 0  # updates whose gradients are in those that the exchange takes
     scaling: int = 0  # a checksum of the loss scale, and of how it adapts
     checksum: int = 0  # of a slice of the state
 
 
-_FORMAT = struct.Struct("<B5?4I")
+_FORMAT = struct.Struct("<6?4I")
 
 
 class Action(Enum):
@@ -72,28 +64,20 @@ def exchange_rows(
     return [Row(*_FORMAT.unpack(row)) for row in rows]
 
 
-def settle(rows: Sequence[Row]) -> Action:
-    """Return what all ranks do, by the rows of all: each rank finds the same."""
+def settle(rows: Sequence[Row], were_compared: bool = False) -> Action:
+    """Return what all ranks do, by the rows of all: each rank finds the same.
+
+    If facts ``were_compared``, what they stand for is equal on all ranks.
+    """
     different = set(rows)  # nearly always one
-    phases = {row.phase for row in different}
-    is_mixed = Phase.BEFORE_LOSS in phases and len(phases) > 1
-    has_new = any([row.is_new for row in different])
-    if is_mixed or has_new or len({row.in_flight for row in different}) > 1:
-        if all([row.can_count for row in different]):
+    needs_sharing = any([row.needs_sharing for row in different])
+    if needs_sharing or len({row.in_flight for row in different}) > 1:
+        if all([row.can_share_first for row in different]):
             return Action.SHARE
         return Action.START_AGAIN
-    if len({(row.calls, row.scaling, row.checksum) for row in different}) > 1:
+    compared = {(row.num_calls, row.scaling, row.checksum) for row in different}
+    if len(compared) > 1 and not were_compared:
         return Action.COMPARE
-    if len(phases) > 1:
+    if len({row.can_send for row in different}) > 1:
         return Action.RESEND
     return Action.GO_ON
-
-
-def settle_compared(rows: Sequence[Row], have_drifted: bool) -> Action:
-    """Return what all ranks do after they have compared facts, and none has raised."""
-    return settle(
-        [
-            row._replace(is_new=have_drifted, calls=0, scaling=0, checksum=0)
-            for row in rows
-        ]
-    )

@@ -14,16 +14,14 @@ from chainermn_comm import CommunicatorBase, Reducer
 
 from ..collective_errors import raise_together
 from ..leaving import is_warned
-from ..slots import scaling_checksum
+from ..slots import named_parameters, scaling_checksum
 from .accumulation import Accumulation
 from .agreement import (
     OPERATION,
     Action,
-    Phase,
     Row,
     exchange_rows,
     settle,
-    settle_compared,
 )
 from .gradient_clipping import refuse_hooks_by_norm
 from .gradient_exchange import GradientExchange
@@ -45,6 +43,7 @@ class CollectiveUpdate:
 
     Attributes:
         agreements: how often ranks have agreed on what to do, alike on all ranks.
+        is_warned: whether a signal has warned any rank; alike on all after an update.
         exchange: how gradients become means, with those that no step has used.
         accumulation: gradients that were added up since the last step.
         state: what ranks have alike.
@@ -64,24 +63,32 @@ class CollectiveUpdate:
         self._optimizer = optimizer
         self._communicator = communicator
         self._zero_fill = arguments["zero_fill"]
-        self._rows: list[Row] = []  # of the last agreement
         self.agreements = 0
+        self.is_warned = False
         self.exchange = exchange
         self.accumulation = Accumulation(arguments["accumulate_steps"])
         self.state = SharedState(communicator, arguments)
-        self.signature = self._new_signature()
-        self.warn_of_leftovers = weakref.finalize(
-            self, _warn_of_leftovers, communicator, self.accumulation, exchange
-        )
+        self._become_another()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self.signature = self._new_signature()
+        self._become_another()
 
-    @property
-    def leaves(self) -> bool:
-        """Whether a signal has warned any rank; the same on all after an update."""
-        return any([row.is_warned for row in self._rows])
+    def _become_another(self) -> None:
+        """Have a number that no other optimizer of this communicator has, and a warning.
+
+        Optimizers have numbers in the order in which they are made or copied.
+        """
+        number = next(_numbers.setdefault(self._communicator, count(1)))
+        kind = type(self._optimizer).__name__
+        self.signature = (("optimizer, by creation", f"number {number} ({kind})"),)
+        self.warn_of_leftovers = weakref.finalize(
+            self,
+            _warn_of_leftovers,
+            self._communicator,
+            self.accumulation,
+            self.exchange,
+        )
 
     def update(self, compute_loss: Callable[[], Any] | None) -> None:
         """Do what :meth:`MultiNodeOptimizer.update` does (collective)."""
@@ -90,31 +97,37 @@ class CollectiveUpdate:
             if compute_loss is not None:
                 loss = self._loss(compute_loss)
                 self.exchange.backward(self._params, loss, self._scale)
-            self._step(partial(self._add, own=1))
+            _drop_unused(self._params)
+            self._add(1)
             return
         block = current_block.get()
         if block is not None and self in block.optimizers:
             block.begin_update(self)
-        self._update_together(compute_loss, own=1)
+        self._update_together(UPDATE, compute_loss, num_present=1)
 
     def update_without_examples(self) -> None:
-        """Take part in the next collective update of other ranks (collective)."""
+        """Take part in the next collective update of other ranks (collective).
+
+        What has a gradient, from the last update say, has zeros then.
+        """
         while self.accumulation.is_between:
             self.accumulation.num_calls += 1
-        self._zero_gradients()
-        self._update_together(None, own=0)
+        with raise_together(self._communicator.handshake, OPERATION, meet=False):
+            for _, param in named_parameters(self._optimizer.target):
+                if present_gradient(param) is not None:
+                    param.grad = param.device.xp.zeros_like(param.array)
+        self._update_together(UPDATE, None, num_present=0)
 
     def flush(self) -> None:
         """Do what :meth:`MultiNodeOptimizer.flush` does (collective)."""
-        action = self._compute_and_agree(FLUSH, None, own=0)
-        self._finish(action)
+        action = self._update_together(FLUSH, None, num_present=0)
         if action is Action.GO_ON:
             # No rank waits for another one: a hook may fail on some.
             self._step(self.exchange.assign_pending)
 
     def synchronize(self) -> None:
         """Do what :meth:`MultiNodeOptimizer.synchronize` does (collective)."""
-        self.exchange.close(self.signature)
+        self._communicator.handshake("synchronize", self.signature)
         self._share()
 
     def forget(self) -> None:
@@ -126,50 +139,53 @@ class CollectiveUpdate:
     # An update, step by step.
 
     def _update_together(
-        self, compute_loss: Callable[[], Any] | None, own: int
-    ) -> None:
-        action = self._compute_and_agree(UPDATE, compute_loss, own)
-        if action is Action.GO_ON and not self.accumulation.is_last:
-            self.accumulation.num_calls += 1
-            self._step(partial(self._add, own))
-        else:
-            self._finish(action)
-
-    def _compute_and_agree(
-        self, call: str, compute_loss: Callable[[], Any] | None, own: int
+        self, call: str, compute_loss: Callable[[], Any] | None, num_present: int
     ) -> Action:
-        """Compute gradients, hand them in, and return what all ranks do (collective).
+        """Compute gradients, agree, and do what all ranks do; return what that is (collective).
 
-        This rank's present gradients are then those of ``own`` updates, 0 or 1.
+        This rank's present gradients are then those of so many updates, 0 or 1.
         """
+        exchange = self.exchange
+        accumulation = self.accumulation
+        rows: list[Row] = []
         try:
-            # Of rank 0's state, if that goes to all now.
-            can_count = compute_loss is not None or own == 0
-            action = self._agree_before_loss(call, can_count)
+            has_no_gradients = compute_loss is not None or num_present == 0
+            action = self._agree_before_loss(call, has_no_gradients)
             if compute_loss is not None:
                 action = self._compute_gradients(compute_loss, action)
             if action is Action.GO_ON:
-                action = self._agree_on_gradients(call, own)
+                action, rows = self._agree_on_gradients(call, num_present)
             if action is Action.RESEND:
-                self.exchange.cancel()
-                action = self._agree_on_gradients(call, own)
+                exchange.cancel()
+                action, rows = self._agree_on_gradients(call, num_present)
         except BaseException:
-            self.exchange.cancel()
+            exchange.cancel()
             raise
+        if action is Action.START_AGAIN:
+            exchange.cancel()
+            # Ranks that met before their loss have computed it meanwhile, or failed.
+            self._communicator.handshake(OPERATION)
+            self._share()
+        elif call == UPDATE and not accumulation.is_last:
+            accumulation.num_calls += 1
+            self._add(num_present)
+        elif any([row.num_added for row in rows]):
+            self._step(partial(self._exchange_gradients, rows))
+        else:  # nothing was added up: at a flush, or every update has failed
+            exchange.cancel()
+            accumulation.clear()
         return action
 
-    def _agree_before_loss(self, call: str, can_count: bool) -> Action:
+    def _agree_before_loss(self, call: str, has_no_gradients: bool) -> Action:
         """Agree if there is something to settle (collective); others may be behind their loss.
 
         A failed step is reported only after backward, because other ranks may already
-        be communicating inside their loss. ``can_count`` says whether this rank's
-        gradients will be those of the state that it has now.
+        be communicating inside their loss.
         """
         action = Action.GO_ON
-        if self.state.is_new(self._optimizer.target):
-            action = self._agree(
-                call, Phase.BEFORE_LOSS, is_new=True, can_count=can_count
-            )
+        self.state.look_at(self._optimizer.target)
+        if self.state.params is None:
+            action, _ = self._agree(call, has_no_gradients=has_no_gradients)
         if action is Action.SHARE:
             self._share()
             action = Action.GO_ON
@@ -193,8 +209,7 @@ class CollectiveUpdate:
             if action is not Action.GO_ON or not can_send:
                 exchange.backward(params, loss, scale)
                 return action
-        is_new = self.state.is_new_after_loss()
-        action = self._agree(UPDATE, Phase.BEFORE_BACKWARD, is_new)
+        action, _ = self._agree(UPDATE, can_send=True)
         with raise_together(handshake, OPERATION, meet=False):
             sends = action is Action.GO_ON
             exchange.backward(params, loss, scale, sends)
@@ -206,38 +221,41 @@ class CollectiveUpdate:
         self._optimizer.target.cleargrads()
         return loss
 
-    def _agree_on_gradients(self, call: str, own: int) -> Action:
-        """Hand in gradients if a step is due, and agree (collective)."""
+    def _agree_on_gradients(
+        self, call: str, num_present: int
+    ) -> tuple[Action, list[Row]]:
+        """Agree, by the reducer of the gradients if a step follows (collective)."""
         accumulation = self.accumulation
         params = self._params
         scale = self._scale
-        is_due = accumulation.is_last
+        is_step = accumulation.is_last
         if call == FLUSH:
-            is_due = accumulation.num_calls > 0
+            is_step = accumulation.num_calls > 0
         else:
             _drop_unused(params)
-        is_new = self.state.is_new_after_loss()
         reducer = None
-        if is_due and not is_new:
+        if is_step and not self.state.needs_sharing():
             with raise_together(self._communicator.handshake, OPERATION, meet=False):
                 if accumulation.steps > 1:
                     accumulation.assign_mean(params, scale, call == UPDATE)
                 else:
                     rescale(params, scale)
             reducer = self.exchange.reducer_of(params, scale)
-        terms = accumulation.num_accumulated + own
-        return self._agree(call, Phase.READY, is_new, reducer, terms=terms)
+        num_added = accumulation.num_accumulated + num_present
+        return self._agree(call, reducer, num_added)
 
     def _agree(
         self,
         call: str,
-        phase: Phase,
-        is_new: bool,
         reducer: Reducer | None = None,
-        can_count: bool = False,
-        terms: int = 0,
-    ) -> Action:
-        """Return what all ranks do (collective); raise on all if they can't go on."""
+        num_added: int = 0,
+        has_no_gradients: bool = False,
+        can_send: bool = False,
+    ) -> tuple[Action, list[Row]]:
+        """Return what all ranks do, and their rows (collective).
+
+        An error is raised on all ranks if they can't go on.
+        """
         optimizer = self._optimizer
         communicator = self._communicator
         exchange = self.exchange
@@ -249,14 +267,14 @@ class CollectiveUpdate:
             refuse_hooks_by_norm(optimizer, params.parts)
             exchange.wait()
             row = Row(
-                phase=phase,
-                is_new=is_new,
-                can_count=can_count and not params.uninitialized,
-                in_flight=exchange.pending is not None,
+                needs_sharing=self.state.needs_sharing(),
+                can_share_first=has_no_gradients and not params.uninitialized,
+                can_send=can_send,
                 can_plan=exchange.can_plan,
+                in_flight=exchange.pending is not None,
                 is_warned=is_warned(),
-                calls=num_calls,
-                terms=terms,
+                num_calls=num_calls,
+                num_added=num_added,
                 scaling=scaling_checksum(optimizer),
                 checksum=self.state.checksum(optimizer),
             )
@@ -266,37 +284,23 @@ class CollectiveUpdate:
         signature = (*self.signature, ("call", call), *settings)
         rows = exchange_rows(reducer, signature, row)
         self.state.has_equal_settings = True
-        self._rows = rows
         self.agreements += 1
         action = settle(rows)
         if action is Action.COMPARE:
-            have_drifted = self.state.compare(optimizer, rows, num_calls)
-            action = settle_compared(rows, have_drifted)
-        if self.leaves:
+            action = Action.START_AGAIN
+            if not self.state.compare(optimizer, rows):
+                action = settle(rows, were_compared=True)
+        self.is_warned = any([row.is_warned for row in rows])
+        if self.is_warned:
             self.warn_of_leftovers.detach()  # a job that leaves saves them
         if action in (Action.GO_ON, Action.RESEND):
-            self.state.advance()
-        return action
+            self.state.drift.advance()
+        return action, rows
 
-    def _finish(self, action: Action) -> None:
-        """Step along the means of what ranks have handed in; or start again (collective)."""
-        exchange = self.exchange
-        if action is Action.START_AGAIN:
-            exchange.cancel()
-            # Ranks that met before their loss have computed it meanwhile, or failed.
-            self._communicator.handshake(OPERATION)
-            self._share()
-        elif any([row.terms for row in self._rows]):
-            self._step(self._take_means)
-        else:  # nothing was added up: at a flush, or every update has failed
-            exchange.cancel()
-            self.accumulation.clear()
-
-    def _take_means(self) -> bool:
-        """Exchange what was handed in (collective); say if there are means to step along."""
-        rows = self._rows
-        terms = sum([row.terms for row in rows])
-        factor = self.accumulation.steps * len(rows) / terms
+    def _exchange_gradients(self, rows: list[Row]) -> bool:
+        """Exchange gradients (collective); return whether there are means to step along."""
+        num_added = sum([row.num_added for row in rows])
+        factor = self.accumulation.steps * len(rows) / num_added
         self.accumulation.clear()
         try:
             return self.exchange.finish(self._params, self._scale, factor)
@@ -304,42 +308,29 @@ class CollectiveUpdate:
             if all([row.can_plan for row in rows]):
                 self.exchange.plan(self._params)
 
-    def _step(self, take_means: Callable[[], bool]) -> None:
-        """Take means, and step along them if there are any."""
+    def _step(self, assign_means: Callable[[], bool]) -> None:
+        """Let gradients be means, and step along them if there are any."""
         try:
-            if take_means():
+            if assign_means():
                 self._optimizer.update(None)
         except BaseException:
             # A hook's, say; this rank may not have stepped as the others did.
-            self.state.is_apart = True
+            self.state.has_failed = True
             raise
 
-    def _add(self, own: int) -> bool:
-        """Add the present gradients to the last ones; return False: no step yet."""
-        _drop_unused(self._params)
-        self.accumulation.add(self._params, own)
-        return False
+    def _add(self, num_updates: int) -> None:
+        """Add the present gradients, which are those of so many updates, to the sums."""
+        try:
+            self.accumulation.add(self._params, num_updates)
+        except BaseException:  # midway, so this rank's sums are not what they should be
+            self.state.has_failed = True
+            raise
 
     def _share(self) -> None:
         """Drop gradients, and give rank 0's state to all (collective)."""
         self.accumulation.clear()
         self.exchange.drop()
         self.state.share(self._optimizer)
-
-    def _zero_gradients(self) -> None:
-        """Give zeros to all that has a gradient, from the last update say."""
-        for param in self._optimizer.target.params():
-            if present_gradient(param) is not None:
-                param.grad = param.device.xp.zeros_like(param.array)
-
-    def _new_signature(self) -> tuple[tuple[str, str], ...]:
-        """Return one with a number that no other optimizer of this communicator has.
-
-        Optimizers have them in the order in which they are made or copied.
-        """
-        number = next(_numbers.setdefault(self._communicator, count(1)))
-        kind = type(self._optimizer).__name__
-        return (("optimizer, by creation", f"number {number} ({kind})"),)
 
     @property
     def _params(self) -> ParameterSet:
@@ -352,10 +343,12 @@ class CollectiveUpdate:
 
 
 def _warn_of_leftovers(
-    communicator: CommunicatorBase, group: Accumulation, exchange: GradientExchange
+    communicator: CommunicatorBase,
+    accumulation: Accumulation,
+    exchange: GradientExchange,
 ) -> None:
     """Warn on rank 0 if it has gradients that no step has used."""
-    if communicator.rank == 0 and (exchange.pending or group.num_accumulated):
+    if communicator.rank == 0 and (exchange.pending or accumulation.num_accumulated):
         warnings.warn(
             "gradients are left that no step has used, as double_buffering and "
             "accumulate_steps leave them at the end: call the optimizer's flush() "

@@ -55,7 +55,7 @@ def create_multi_node_optimizer(
             on each rank, and the last of these updates exchanges and uses the mean of
             all. Every update counts the same, whatever its number of examples. When
             training has ended, all ranks call :meth:`~MultiNodeOptimizer.flush`, which
-            steps along the gradients of an incomplete group.
+            steps along the gradients of fewer updates.
         overlap: send gradients while backward computes the others. Parameters become
             those of the synchronous way. None decides: on where ranks sit on several
             machines or parameters on GPUs, off inside one machine's CPUs, where no core
@@ -79,7 +79,7 @@ def create_multi_node_optimizer(
         ValueError: ``accumulate_steps`` is less than 1, both ``overlap`` and
             ``double_buffering`` are on, or ``on_drift`` is none of these.
     """
-    group = require_communicator_or_none(communicator, "create_multi_node_optimizer")
+    comm = require_communicator_or_none(communicator, "create_multi_node_optimizer")
     if isinstance(actual_optimizer, MultiNodeOptimizer):
         raise TypeError(
             "the optimizer is already a multi-node optimizer; pass it on as it is"
@@ -98,20 +98,21 @@ def create_multi_node_optimizer(
         raise ValueError(
             f"on_drift must be one of {', '.join(_ON_DRIFT)}, not {on_drift!r}"
         )
+    zero_fill = bool(zero_fill)
     settings = {
         "double_buffering": bool(double_buffering),
         "accumulate_steps": steps,
-        "zero_fill": bool(zero_fill),
+        "zero_fill": zero_fill,
         "overlap": overlap,
         "on_drift": on_drift,
     }
     if getattr(communicator, "communicator_name", None) == "dummy":
         settings["on_drift"] = "ignore"  # its ranks do drift apart
-    only_on_gpus = overlap is None and group.inter_size == 1
+    only_on_gpus = overlap is None and comm.inter_size == 1
     if double_buffering:
-        exchange: GradientExchange = DelayedExchange(group, bool(zero_fill))
+        exchange: GradientExchange = DelayedExchange(comm, zero_fill)
     elif overlap is False or steps > 1 or (only_on_gpus and not has_gpus):
-        exchange = GradientExchange(group, bool(zero_fill))
+        exchange = GradientExchange(comm, zero_fill)
     else:
-        exchange = OverlappedExchange(group, bool(zero_fill), only_on_gpus)
-    return MultiNodeOptimizer(actual_optimizer, group, settings, exchange)
+        exchange = OverlappedExchange(comm, zero_fill, only_on_gpus)
+    return MultiNodeOptimizer(actual_optimizer, comm, settings, exchange)

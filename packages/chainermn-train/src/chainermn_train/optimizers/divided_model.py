@@ -1,10 +1,15 @@
-"""A check that a multi-node optimizer doesn't average what its ranks hold in parts."""
+"""Models in parts: a multi-node optimizer must not average what its ranks hold of them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from chainermn_comm import CommunicatorBase
+
+
+def divisions_of(param: Any) -> list[Any]:
+    """Return the ``shardings`` by which ranks have different elements of a parameter, or none."""
+    return [each for each in getattr(param, "shardings", ()) if each.kind != "replica"]
 
 
 def refuse_divided(model: Any, communicator: CommunicatorBase) -> None:
@@ -14,9 +19,8 @@ def refuse_divided(model: Any, communicator: CommunicatorBase) -> None:
     ``shardings`` which ranks hold them in parts.
     """
     for name, param in model.namedparams():
-        for sharding in getattr(param, "shardings", ()):
-            is_part = sharding.kind != "replica"
-            if is_part and _share_other_ranks(sharding.group, communicator):
+        for sharding in divisions_of(param):
+            if _share_other_ranks(sharding.group, communicator):
                 raise ValueError(
                     f"rank {communicator.rank}: {name} is held in parts ({sharding.kind}) by "
                     "ranks of the optimizer's communicator, which must not average them: give "

@@ -125,7 +125,10 @@ def form_of(array: Any) -> tuple[type, Any, tuple[int, ...]]:
 
 
 def is_updated(param: Any) -> bool:
-    """Return whether steps change a parameter: see :meth:`chainer.Link.disable_update`."""
+    """Return whether steps change a parameter: see :meth:`chainer.Link.disable_update`.
+
+    A parameter without an update rule counts: an optimizer of the user's needs no rules.
+    """
     return bool(getattr(param.update_rule, "enabled", True))
 
 

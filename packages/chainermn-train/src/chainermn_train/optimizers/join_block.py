@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 _OPERATION = "join"
 
 
-class _News(NamedTuple):
+class _Row(NamedTuple):
     """What a rank tells the others. Optimizers are counted from 0 in the arguments of join()."""
 
     has_left: bool = True  # it has no more examples
     # The optimizer that it updates; if it has left, one that has yet to make a step of
     # the updates that it has made.
-    due: int | None = None
+    optimizer: int | None = None
     error: str | None = None  # the exception by which it leaves the block
 
 
 class JoinBlock:
     """One rank's present block, with the optimizers that may be updated in it.
 
-    Every collective update in the block begins with an exchange of news. So a rank that
+    Every collective update in the block begins with an exchange of rows. So a rank that
     has left learns which optimizer the others update next, and every rank learns when
     another one leaves by an exception, instead of waiting for that rank.
     """
@@ -50,7 +50,7 @@ class JoinBlock:
             PeerError: an exception ended the block on another rank.
             RankMismatchError: another rank updates another optimizer.
         """
-        self._exchange(_News(False, self.optimizers.index(optimizer)))
+        self._exchange(_Row(False, self.optimizers.index(optimizer)))
 
     def take_part(self) -> None:
         """Take part in the updates of other ranks until all have left (collective)."""
@@ -60,12 +60,12 @@ class JoinBlock:
                 for number, optimizer in enumerate(self.optimizers)
                 if optimizer.accumulation.num_calls > 0
             ]
-            due = self._exchange(_News(due=min(unfinished, default=None)))
-            if due is None:
+            number = self._exchange(_Row(optimizer=min(unfinished, default=None)))
+            if number is None:
                 return
             # A rank whose update has failed may go on with its next one.
             with suppress(PeerError):
-                self.optimizers[due].update_without_examples()
+                self.optimizers[number].update_without_examples()
 
     def leave_by(self, error: Exception) -> None:
         """Tell the ranks that this one leaves by an exception (collective).
@@ -76,33 +76,31 @@ class JoinBlock:
         text = describe(error, self._communicator.rank)
         while self._end is None:
             with suppress(PeerError, RankMismatchError):
-                self._exchange(_News(error=text))
+                self._exchange(_Row(error=text))
 
-    def _exchange(self, news: _News) -> int | None:
+    def _exchange(self, own: _Row) -> int | None:
         """Return the number of the optimizer to update next, or None if all have left."""
         if self._end is not None:  # this rank was told, and went on
             raise PeerError(self._end)
         with mismatch_hint("a block of join()"):
-            all_news = allgather_checked(self._communicator, _OPERATION, lambda: news)
+            rows = allgather_checked(self._communicator, _OPERATION, lambda: own)
         errors = [
-            f"rank {rank} left it by {each.error}"
-            for rank, each in enumerate(all_news)
-            if each.error is not None
+            f"rank {rank} left it by {row.error}"
+            for rank, row in enumerate(rows)
+            if row.error is not None
         ]
         if errors:
             self._end = f"the block of join() has ended: {'; '.join(errors)}"
             for optimizer in self.optimizers:
                 optimizer.accumulation.clear()
             raise PeerError(self._end)
-        due: set[int | None] = {each.due for each in all_news if not each.has_left}
-        if len(due) > 1:
+        updated = {row.optimizer for row in rows if not row.has_left}
+        if len(updated) > 1:
             name = "the optimizer to update, counted from 0 in the arguments of join()"
-            facts = [{name: each.due} for each in all_news]
+            facts = [{name: row.optimizer} for row in rows]
             raise_if_different(_OPERATION, self._communicator.rank, facts)
-        if due:
-            return due.pop()
-        unfinished = [each.due for each in all_news if each.due is not None]
-        return min(unfinished, default=None)
+        unfinished = {row.optimizer for row in rows} - {None}
+        return min(updated or unfinished, default=None)
 
 
 # The block that this thread is in.

@@ -81,9 +81,9 @@ class MultiNodeOptimizer(AttributeProxy):
         return self._updates.agreements
 
     @property
-    def leaves(self) -> bool:
+    def is_warned(self) -> bool:
         """Whether a signal has warned any rank, alike on all after an update (not collective)."""
-        return self._updates.leaves
+        return self._updates.is_warned
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _ARGUMENTS and "_updates" in vars(self):
@@ -108,6 +108,8 @@ class MultiNodeOptimizer(AttributeProxy):
         twin = type(self).__new__(type(self))
         vars(twin).update(vars(self))
         twin._updates = copy(self._updates)
+        # Both have the same gradients left, of which this one warns.
+        twin._updates.warn_of_leftovers.detach()
         return twin
 
     def update(
@@ -276,10 +278,8 @@ class MultiNodeOptimizer(AttributeProxy):
 
 
 def _num_examples(*batch: Any) -> int:
-    """Return the length of a loss function's first argument, an array or list; else 0."""
-    if not batch:
-        return 0
-    if isinstance(batch[0], list):
+    """Return the length of a loss function's first argument; 0 if it has none."""
+    try:
         return len(batch[0])
-    shape = getattr(batch[0], "shape", ())
-    return shape[0] if isinstance(shape, tuple) and shape else 0
+    except (IndexError, TypeError):
+        return 0

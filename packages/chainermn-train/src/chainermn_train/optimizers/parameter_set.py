@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..slots import named_parameters
+from .divided_model import divisions_of
 
 
 class ParameterSet:
@@ -24,8 +25,9 @@ class ParameterSet:
         self._named = named_parameters(target)
         self.params = [param for _, param in self._named]
         self.uninitialized = [it for it in self.params if not it.is_initialized]
-        self.parts = [each for each in self._named if _is_part(each[1])]
-        # Not their ids: a new parameter may be given the id of one that was deleted.
+        self.parts = [each for each in self._named if divisions_of(each[1])]
+        # In the order of links, which tells of two that were swapped; not their ids, as a
+        # copy has parameters of its own.
         self._walk = list(target.params())
 
     def namedparams(self) -> list[tuple[str, Any]]:
@@ -39,8 +41,3 @@ class ParameterSet:
         """Return whether the model has the same parameters, and none was initialised since."""
         are_same = list(map(id, self._walk)) == list(map(id, target.params()))
         return are_same and not self.has_new_values()
-
-
-def _is_part(param: Any) -> bool:
-    """Return whether ranks hold different elements of a parameter, or not all have it."""
-    return any(each.kind != "replica" for each in getattr(param, "shardings", ()))

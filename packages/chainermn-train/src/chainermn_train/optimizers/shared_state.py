@@ -15,6 +15,7 @@ from ..slots import (
     LOSS_SCALING,
     Facts,
     broadcast_slots,
+    compared_slots,
     entries_of,
     facts_of,
     numbers_of,
@@ -39,7 +40,9 @@ class SharedState:
     Attributes:
         params: parameters that all ranks have in the same state; None if this rank
             knows of none.
-        is_apart: whether this rank may not have stepped as the others did.
+        drift: compares parts of the state in turn.
+        has_failed: whether this rank has failed in a step, so that its parameters may
+            not be those of the other ranks.
         has_equal_settings: whether ranks have agreed on :meth:`settings`.
     """
 
@@ -49,30 +52,29 @@ class SharedState:
         """Begin with nothing shared; ``arguments`` of the optimizer must be equal on all ranks."""
         self._communicator = communicator
         self._arguments = {name: str(value) for name, value in arguments.items()}
-        self._drift = DriftDetector()
+        self.drift = DriftDetector()
         self.has_equal_settings = False
         self.forget()
 
     def forget(self) -> None:
         """Record that this rank may have another state than the others."""
         self.params: ParameterSet | None = None
-        self.is_apart = False
+        self.has_failed = False
 
     def assume(self, target: Any) -> None:
         """Record that all ranks have the same state now."""
         self.params = ParameterSet(target)
-        self.is_apart = False
-        self._drift.restart()
+        self.has_failed = False
+        self.drift.restart()
 
-    def is_new(self, target: Any) -> bool:
-        """Return whether ranks may have different states, but for a step that has failed."""
+    def look_at(self, target: Any) -> None:
+        """Record that ranks may have different states if the model has other parameters now."""
         if self.params is not None and not self.params.is_still_of(target):
             self.params = None
-        return self.params is None
 
-    def is_new_after_loss(self) -> bool:
+    def needs_sharing(self) -> bool:
         """Return whether ranks may have different states; a loss gives parameters values."""
-        return self.is_apart or self.params is None or self.params.has_new_values()
+        return self.has_failed or self.params is None or self.params.has_new_values()
 
     def settings(self, optimizer: Any) -> list[tuple[str, str]]:
         """Return what must be equal at first, in words; hyperparameters may change later."""
@@ -89,11 +91,7 @@ class SharedState:
         """Return that of the part that ranks compare next; 0 where they compare nothing."""
         if self._arguments["on_drift"] == "ignore" or self.params is None:
             return 0
-        return self._drift.checksum(self.params.params, getattr(optimizer, "t", 0))
-
-    def advance(self) -> None:
-        """Go on to the next part, as ranks have the same."""
-        self._drift.advance()
+        return self.drift.checksum(self.params.params, getattr(optimizer, "t", 0))
 
     def share(self, optimizer: Any) -> None:
         """Give rank 0's state to all (collective).
@@ -111,36 +109,35 @@ class SharedState:
             broadcast_slots(communicator, optimizer, rows)
         self.assume(optimizer.target)
 
-    def compare(self, optimizer: Any, rows: Sequence[Row], num_calls: int) -> bool:
+    def compare(self, optimizer: Any, rows: Sequence[Row]) -> bool:
         """Raise on all ranks what differs (collective).
 
-        Return whether states differ that are to be repaired: rank 0 has warned then.
+        Return whether ranks have drifted apart and get rank 0's state: rank 0 has warned
+        then.
         """
         communicator = self._communicator
-        have_drifted = len({row.checksum for row in rows}) > 1
+        rank = communicator.rank
 
         def own() -> Facts:
-            slots = [slot for slot in slots_of(optimizer) if slot.is_compared]
-            return {_CALLS: num_calls, **facts_of(slots, with_checksums=have_drifted)}
+            facts = facts_of(compared_slots(optimizer), with_checksums=True)
+            return {_CALLS: rows[rank].num_calls, **facts}
 
         facts = allgather_checked(communicator, OPERATION, own)
-        first = [{name: row[name] for name in (_CALLS, LOSS_SCALING)} for row in facts]
-        raise_if_different(OPERATION, communicator.rank, first)
-        if not have_drifted:
-            return False
         try:
-            raise_if_different(OPERATION, communicator.rank, facts)
+            raise_if_different(OPERATION, rank, facts)
         except RankMismatchError as error:
-            since = self._drift.equal_at
+            if len({(row.num_calls, row.scaling) for row in rows}) > 1:
+                raise
+            since = self.drift.equal_at
             error.args = (f"{error} (perhaps since t = {since}); {_REMEDY}",)
             if self._arguments["on_drift"] == "raise":
                 raise
             # If warnings are errors.
             with raise_together(communicator.handshake, OPERATION):
-                if communicator.rank == 0:
+                if rank == 0:
                     text = f"{error}; all ranks get rank 0's"
                     warnings.warn(text, RuntimeWarning, stacklevel=6)
             return True
         # Only the bits of NaNs differ, or ranks compare different parts.
-        self._drift.restart()
+        self.drift.restart()
         return False
