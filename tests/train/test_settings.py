@@ -57,17 +57,12 @@ def change_rate_of_a_rule(optimizer):
     optimizer.target.main.W.update_rule.hyperparam.lr = 0.25
 
 
-def change_rate_by_numpy(optimizer):
-    optimizer.hyperparam.lr = np.float32(0.25)
-
-
 def freeze(optimizer):
     optimizer.target.main.W.update_rule.enabled = False
 
 
 LATER = [
     (change_rate, "lr of hyperparameters: (2 on .*; 0.5 on|0.5 on .*; 2 on)"),
-    (change_rate_by_numpy, "lr of hyperparameters: 0"),
     (change_rate_of_a_rule, "lr of hyperparameters of parameter /main/W"),
     (freeze, "enabled of update rule of parameter /main/W"),
 ]

@@ -200,12 +200,10 @@ def test_wrong_arguments(naive):
     limits = rf"\[99\]\] must name ranks from 0 to {naive.size - 1}, each in one set"
     for comm, extension, sets, error, words in [
         (naive, snapshot, [99], ValueError, limits),
-        (naive, snapshot, [-1], ValueError, "must name"),
         (naive, snapshot, [[]], ValueError, "must name"),
         (naive, snapshot, [0, [0]], ValueError, "must name"),
         (naive, unfindable, [], ValueError, "autoload"),
         (naive, snapshot, ["a"], TypeError, "'str'"),
-        (naive, snapshot, [None], TypeError, "NoneType"),
         (naive, extensions.LogReport(), [], TypeError, "not LogReport"),
         (None, snapshot, [], TypeError, "create_communicator"),
     ]:
