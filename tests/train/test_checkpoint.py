@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -99,9 +101,21 @@ def test_statistics_are_of_what_was_saved(naive, folder, monkeypatch):
     assert checkpointer.get_stats().endswith(f": {words}")
 
 
-def test_success_within_an_except_block_still_cleans_up(naive, folder):
+def test_success_within_an_except_block_still_cleans_up_the_newest_last(
+    naive, folder, monkeypatch
+):
+    removed = []
+    unlink = Path.unlink
+
+    def record(path, **options):
+        removed.append(path.name)
+        unlink(path, **options)
+
+    monkeypatch.setattr(Path, "unlink", record)
     try:
         raise LookupError
     except LookupError:
         make_trainer(naive, folder)[0].run()
     assert files(naive, folder) == set()
+    own = [name for name in removed if re.fullmatch(rf"run\.{naive.rank}\.\d", name)]
+    assert own == [f"run.{naive.rank}.{iteration}" for iteration in (2, 4, 6, 8)]
