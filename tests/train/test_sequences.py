@@ -269,6 +269,14 @@ def ranks_have_other_numbers_of_batches(play, rank, steps):
     play.do("flush")
 
 
+@sequence(is_lazy=True)
+def a_rank_without_batches_lacks_values(play, rank, steps):
+    """They are those of the first rank that has batches."""
+    play.do("synchronize")
+    counts = [0 if each in rank else 2 * steps for each in range(play.size)]
+    play.do("join", counts=counts)
+
+
 @sequence()
 def a_rank_skips_a_batch_after_others_have_left(play, rank, steps):
     """The failed update counts on no rank, or between two steps one gradient less."""

@@ -108,13 +108,16 @@ class CollectiveUpdate:
     def update_without_examples(self) -> None:
         """Take part in the next collective update of other ranks (collective).
 
-        What has a gradient, from the last update say, has zeros then.
+        What has a gradient, from the last update say, has zeros then. Chainer doesn't
+        say that a parameter without values has none unless it was cleared.
         """
         while self.accumulation.is_between:
             self.accumulation.num_calls += 1
         with raise_together(self._communicator.handshake, OPERATION, meet=False):
             for _, param in named_parameters(self._optimizer.target):
-                if present_gradient(param) is not None:
+                if present_gradient(param) is None:
+                    param.cleargrad()
+                else:
                     param.grad = param.device.xp.zeros_like(param.array)
         self._update_together(UPDATE, None, num_present=0)
 
