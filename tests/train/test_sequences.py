@@ -248,6 +248,15 @@ def ranks_load_what_they_saved_at_different_moments(play, rank, steps):
         play.update(2 * steps)
 
 
+@sequence(is_lazy=True, optimizer="Adam")
+def a_part_is_saved_that_has_values_and_no_moments(play, rank, steps):
+    play.update(2 * steps, unused=ALL)
+    play.update(steps, unused=rank)
+    play.do("save")
+    play.do("load")
+    play.update(steps)
+
+
 @sequence(optimizer="Adam", scaling="dynamic")
 def one_rank_cannot_load(play, rank, steps):
     play.update(3 * steps)

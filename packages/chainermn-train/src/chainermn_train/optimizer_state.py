@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -31,9 +32,9 @@ def serialize_state(optimizer: Any, serializer: Any) -> None:
     """Do what :meth:`chainer.Optimizer.serialize` does, also where a rule had no state.
 
     The update rule of a parameter that was never updated, as in every snapshot taken
-    before the first step, or has no values, has no state, and Chainer saves none; but
-    when it loads, it asks for one unless the rule is disabled (KeyError). It takes what
-    there is in either case.
+    before the first step, or that had no values in any step, has no state, and Chainer
+    saves none; but when it loads, it asks for one unless the rule is disabled
+    (KeyError). It takes what there is in either case.
     """
     rules_without_state = []
     if isinstance(serializer, chainer.Deserializer):
@@ -41,8 +42,7 @@ def serialize_state(optimizer: Any, serializer: Any) -> None:
             rule = param.update_rule
             if rule is None or not rule.enabled:
                 continue
-            own = serializer[name]
-            if saved_value(own, "t") == 0 or not param.is_initialized:
+            if not param.is_initialized or not _has_state(rule, serializer[name]):
                 rule._state = None
                 rule.enabled = False
                 rules_without_state.append(rule)
@@ -51,6 +51,16 @@ def serialize_state(optimizer: Any, serializer: Any) -> None:
     finally:
         for rule in rules_without_state:
             rule.enabled = True
+
+
+def _has_state(rule: Any, serializer: Any) -> bool:
+    """Return whether a snapshot has some of what an update rule keeps in its state."""
+    example = copy(rule)  # its state has the keys of all states
+    example._state = {}
+    array = np.zeros(1, np.float32)
+    example.init_state(chainer.Variable(array, grad=array))
+    keys = example._state
+    return not keys or any(saved_value(serializer, key) is not None for key in keys)
 
 
 def serialize_settings(optimizer: Any, serializer: Any) -> None:
