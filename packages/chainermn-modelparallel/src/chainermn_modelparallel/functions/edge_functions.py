@@ -53,7 +53,8 @@ class EdgeFunction(OrderedFunctionNode):
 
     def __init__(self, edge: Edge, header: Header) -> None:
         self._edge = edge
-        self._gradient_edge = edge._replace(tag=edge.communicator.reserved_tag)
+        communicator, peer, _ = edge
+        self._gradient_edge = Edge(communicator, peer, communicator.reserved_tag)
         self._header = header  # of the message that was sent or received
 
     @property
