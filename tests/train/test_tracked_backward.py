@@ -23,6 +23,7 @@ class Net(chainer.Chain):
             self.first = L.Linear(WIDTH, WIDTH)
             self.second = L.Linear(WIDTH, WIDTH)
             self.unused = L.Linear(WIDTH, 1)
+        self.cleargrads()
 
 
 def report_to(events, model, loss, loss_scale=None):
@@ -58,6 +59,11 @@ def twice_in_one_function(model):
     return F.sum(F.matmul(weight, weight)) + F.sum(model.second.W * model.second.W)
 
 
+def own_weight_as_data(model):
+    weight = model.first.W
+    return F.sum(F.linear(weight, weight) ** 2)
+
+
 def forgetful(model):
     """A backward within uses what functions before and after it use."""
     h = F.forget(lambda h: F.tanh(model.first(h)), F.tanh(model.first(X)))
@@ -73,6 +79,7 @@ LOSSES = {
     deep: BOTH,
     reused: BOTH,
     twice_in_one_function: ["/first/W", "/second/W"],
+    own_weight_as_data: ["/first/W"],
     forgetful: ["/first/W", "/first/b"],
     without_functions: [],
 }
@@ -104,3 +111,39 @@ def test_a_gradient_is_reported_when_its_last_function_has_run():
     between = events.index("between")
     assert set(events[:between]) == {"/second/W", "/second/b"}
     assert events[between + 1 :] == ["/first/W", "end", "/first/b"]
+
+
+class BackwardEnds(chainer.FunctionHook):
+    """Adds to events when the backward of a linear function has ended; it may fail then."""
+
+    def __init__(self, events, error=None):
+        self.events = events
+        self.error = error
+
+    def backward_postprocess(self, function, in_data, out_grad):
+        if function.label == "LinearFunction":
+            self.events.append("end")
+            if self.error is not None:
+                raise self.error
+
+
+def test_a_weight_leaves_before_the_gradient_of_its_data_is_computed():
+    model = Net()
+    events = []
+    loss = deep(model)
+    with BackwardEnds(events):
+        report_to(events, model, loss)
+    assert set(events[:2]) == {"/second/W", "/second/b"}
+    assert events[2] == "end"
+
+
+def test_a_layer_whose_backward_fails_is_as_before():
+    model = Net()
+    loss = deep(model)
+    failing = BackwardEnds([], RuntimeError("it fails"))
+    with pytest.raises(RuntimeError, match="fails"), failing:
+        report_to([], model, loss)
+    function = loss.creator
+    while function.label != "LinearFunction":
+        function = function.inputs[0].creator
+    assert "backward" not in vars(function)

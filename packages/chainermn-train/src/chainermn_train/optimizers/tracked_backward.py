@@ -12,14 +12,19 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import chainer
+from chainer.functions.connection.convolution_2d import Convolution2DFunction
+from chainer.functions.connection.linear import LinearFunction
 
 from .gradient_set import form_of
 
 # Takes a parameter's number in the list, and its gradient, which is final.
 OnFinal = Callable[[int, Any], None]
+# Functions of data, weights and bias that compute each gradient by itself.
+_LAYERS = (LinearFunction, Convolution2DFunction)
 
 
 def backward(
@@ -48,8 +53,23 @@ class _Tracker(chainer.FunctionHook):
         self._used = _used_by_function(loss, numbers)
         # How many functions use a parameter and have not run, by its number.
         self._num_left = Counter(it for used in self._used.values() for it in used)
+        self._layer: Any = None  # whose `backward` is replaced while it runs
+        self._table: dict[Any, list[Any]] = {}  # gradients by node, as the layer runs
+
+    def backward_preprocess(self, function: Any, _: Any, __: Any) -> None:
+        if type(function) in _LAYERS and id(function) in self._used:
+            self._layer = function
+            self._table = sys._getframe(1).f_locals["grads"].grads
+            function.backward = partial(self._weights_first, function)
+
+    def deleted(self, function: Any = None) -> None:
+        """Give a layer that has run, or failed, its own ``backward`` again."""
+        if self._layer is not None:
+            del self._layer.backward
+            self._layer = None
 
     def backward_postprocess(self, function: Any, _: Any, __: Any) -> None:
+        self.deleted()
         used = self._used.get(id(function))
         if not used:  # a function of a backward within this one, say
             return
@@ -58,9 +78,28 @@ class _Tracker(chainer.FunctionHook):
             self._num_left[number] -= 1
             grads = table.get(node, [])
             if self._num_left[number] == 0 and len(grads) == 1:
-                grad = grads[0].array
-                if form_of(grad) == form_of(self._params[number].array):
-                    self._on_final(number, grad)
+                self._report(number, grads[0].array)
+
+    def _weights_first(
+        self, layer: Any, indexes: tuple[int, ...], grad_outputs: Any
+    ) -> Any:
+        """Return a layer's gradients; those of weights leave while the data's is computed."""
+        compute = partial(type(layer).backward, layer)
+        weights = indexes[1:]
+        if indexes[0] != 0 or not weights:
+            return compute(indexes, grad_outputs)
+        grads = compute(weights, grad_outputs)
+        for number, node in self._used[id(layer)].items():
+            index = layer.inputs.index(node)
+            is_last = self._num_left[number] == 1 and not self._table.get(node)
+            if is_last and index in weights:
+                self._num_left[number] = 0
+                self._report(number, grads[weights.index(index)].array)
+        return [*compute(indexes[:1], grad_outputs), *grads]
+
+    def _report(self, number: int, grad: Any) -> None:
+        if form_of(grad) == form_of(self._params[number].array):
+            self._on_final(number, grad)
 
 
 def _used_by_function(loss: Any, numbers: dict[int, int]) -> dict[int, dict[int, Any]]:
