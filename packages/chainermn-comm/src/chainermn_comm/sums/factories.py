@@ -101,7 +101,7 @@ def _through_shared_memory(group: ProcessGroup, leaders: int) -> Algorithm:
     # Ranks make windows together: an error of one rank alone ends the job.
     with group.call("a mean of gradients"):
         # It raises where a rank has been interrupted since the last handshake.
-        group.handshake("shared memory")
+        group.handshake("preparing sums")
         try:
             if nodes == 1:
                 return SharedMemoryAllreduce(group)

@@ -36,9 +36,10 @@ _DEFAULT_FOLDER = "result"  # the trainer's own default
 class MultiNodeCheckpointer(Extension):
     """The extension that :func:`create_multi_node_checkpointer` makes.
 
-    The arguments are those of that function, which checks them, so nothing is raised
-    here. To make a checkpointer is not collective. Its methods are, but for
-    :meth:`initialize` and :meth:`get_stats`.
+    ``name``, ``comm``, ``cp_interval``, ``gc_interval``, ``path`` and ``background``
+    are that function's, which checks them, so nothing is raised here. To make a
+    checkpointer is not collective. Its methods are, but for :meth:`initialize` and
+    :meth:`get_stats`.
     """
 
     trigger = (1, "iteration")

@@ -47,8 +47,9 @@ def get_epoch_trigger(
     """Return ``n_epochs`` of :func:`get_n_iterations_for_one_epoch` as a trigger (collective).
 
     The trigger is ``(number, "iteration")``, and fires at the same iterations on all
-    ranks, also where the epochs of their data sets don't end at the same time. The
-    other arguments and the errors are those of that function.
+    ranks, also where the epochs of their data sets don't end at the same time.
+    ``dataset``, ``local_batch_size`` and ``comm`` are those of that function, which
+    raises the errors.
     """
     return n_epochs * get_n_iterations_for_one_epoch(
         dataset, local_batch_size, comm
