@@ -104,9 +104,10 @@ def multi_node_snapshot(
 class MultiNodeSnapshot(Extension):
     """The extension that :func:`multi_node_snapshot` makes; a copy has the same communicator.
 
-    ``named`` are the ranks of each replica set but that of all others (ValueError if a
-    rank is named twice). Making the extension is not collective; calling and
-    initializing it is. Pickling it raises TypeError.
+    ``comm`` and ``snapshot`` are those of that function; ``named`` are the ranks of
+    each replica set but that of all others (ValueError if a rank is named twice).
+    Making the extension is not collective; calling and initializing it is. Pickling it
+    raises TypeError.
     """
 
     default_name = "multi_node_snapshot"
