@@ -274,6 +274,7 @@ class MultiNodeOptimizer(AttributeProxy):
         the next update does so all the same. Before :meth:`setup` it raises
         RuntimeError.
         """
+        refuse_divided(self.target, self.communicator)
         self._updates.state.assume(self.target)
 
 

@@ -24,6 +24,7 @@ from ..slots import (
     slots_of,
 )
 from .agreement import OPERATION, Row
+from .divided_model import refuse_divided
 from .drift import DriftDetector
 from .parameter_set import ParameterSet
 
@@ -100,10 +101,14 @@ class SharedState:
         """
         communicator = self._communicator
         self.params = None  # also where it fails midway
+
+        def own() -> Facts:
+            # Links may have been added since `setup`.
+            refuse_divided(optimizer.target, communicator)
+            return facts_of(slots_of(optimizer))
+
         with region("communication"):
-            rows = allgather_checked(
-                communicator, OPERATION, lambda: facts_of(slots_of(optimizer))
-            )
+            rows = allgather_checked(communicator, OPERATION, own)
             if not self.has_equal_settings:
                 del rows[0][HYPERPARAMETERS]
             broadcast_slots(communicator, optimizer, rows)
