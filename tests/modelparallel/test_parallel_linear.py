@@ -256,8 +256,26 @@ def test_an_optimizer_over_the_ranks_that_divide_a_model_is_refused(comm):
     peer = (comm.rank + 1) % comm.size
     rnn = create_multi_node_n_step_rnn(L.NStepGRU(1, 2, 2, 0), comm, rank_out=peer)
     for model in (Model(comm), placed, rnn):
+        create_multi_node_optimizer(chainer.optimizers.SGD(), None).setup(model)
+        unwrapped = chainer.optimizers.SGD().setup(model)
+        optimizer = create_multi_node_optimizer(unwrapped, comm)
+        for call in optimizer.update, optimizer.assume_synchronized:
+            with pytest.raises(ValueError, match=r"held in parts.*comm\.split"):
+                call()
         with pytest.raises(ValueError, match=r"held in parts.*comm\.split"):
-            create_multi_node_optimizer(chainer.optimizers.SGD(), comm).setup(model)
+            optimizer.setup(model)
+
+
+@pytest.mark.sizes(2, 3, 4)
+@EACH
+def test_an_array_takes_the_place_of_a_drawn_matrix(comm, tmp_path, kind):
+    link, _ = both(kind, comm)
+    link.W = chainer.Parameter(link.W.array)
+    file = tmp_path / f"{comm.rank}.npz"
+    chainer.serializers.save_npz(file, link)
+    chainer.serializers.load_npz(file, link)
+    x = np.ones((2, 7), "f")
+    np.testing.assert_array_equal(link(x).array, both(kind, comm)[0](x).array)
 
 
 @pytest.mark.parametrize("duplicate", [lambda model: model, copy.deepcopy])

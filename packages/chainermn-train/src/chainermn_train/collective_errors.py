@@ -85,6 +85,7 @@ def require_integer(name: str, value: Any, least: int, most: int | None = None) 
 class NoCommunicator:
     """Stands in for None: its optimizer can be made, saved and loaded, but not used."""
 
+    mpi_comm = None
     rank = 0
     size = 1
     inter_size = 1

@@ -105,8 +105,10 @@ class _ParallelLinear(ShardedLink, L.Linear):
         The matrix that was drawn before a load is no longer compared between ranks.
         """
         super().serialize(serializer)
-        if isinstance(serializer, chainer.Deserializer):
-            self.W.initializer.checksum = 0
+        initializer = self.W.initializer
+        is_drawn = isinstance(initializer, _ShardInitializer)
+        if is_drawn and isinstance(serializer, chainer.Deserializer):
+            initializer.checksum = 0
 
     def _inputs(self, x: Variable) -> Inputs:
         """Return inputs that let ranks compare what they must have alike in this link."""
