@@ -122,11 +122,13 @@ def test_hooks_by_the_norm_of_a_part_are_refused(naive, hook, of_rule):
 
 
 def test_hooks_by_norm_stay_on_models_that_ranks_hold_whole(naive):
-    model = L.Linear(WIDTH, 2)
+    """Also where a rank divides a model with itself alone."""
+    alone = naive.split(naive.rank, 0)
+    model = in_parts(alone)
     optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), naive)
     optimizer.setup(model)
     optimizer.add_hook(GradientClipping(1.0))
     optimizer.add_hook(GradientLARS())
-    model.b.shardings = (Sharding("replica", naive),)
+    model.output.b.shardings = (Sharding("replica", naive),)
     optimizer.update(lambda: F.sum(model(np.ones((1, WIDTH), "f4"))))
     assert optimizer.t == 1

@@ -9,7 +9,11 @@ from chainermn_comm import CommunicatorBase
 
 def divisions_of(param: Any) -> list[Any]:
     """Return the ``shardings`` by which ranks have different elements of a parameter, or none."""
-    return [each for each in getattr(param, "shardings", ()) if each.kind != "replica"]
+    return [
+        each
+        for each in getattr(param, "shardings", ())
+        if each.kind != "replica" and each.group.size > 1
+    ]
 
 
 def refuse_divided(model: Any, communicator: CommunicatorBase) -> None:
