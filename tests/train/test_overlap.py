@@ -322,6 +322,19 @@ def test_gradients_leave_early_again_after_a_change(comm, what):
     twins.finalize()
 
 
+def test_a_lazy_link_that_no_loss_uses_is_added(comm):
+    def add_link(model, _):
+        with model.init_scope():
+            model.unused = L.Linear(None, 1)
+
+    twins = Twins(comm)
+    with sending(comm) as events:
+        update_until_planned(comm, events, twins.update)
+        twins.each(add_link)
+        twins.update(3)
+    twins.finalize()
+
+
 def send_as_float16(model, optimizer):
     optimizer.communicator.set_config("allreduce_grad_dtype", np.float16)
 

@@ -208,8 +208,8 @@ class CollectiveUpdate:
         with raise_together(handshake, OPERATION, meet=False):
             loss = self._loss(compute_loss)
             scale = self._scale
-            can_send = exchange.can_send(params, loss)
-            if action is not Action.GO_ON or not can_send:
+            # Where the state is about to be shared, parameters may have no values yet.
+            if action is not Action.GO_ON or not exchange.can_send(params, loss):
                 exchange.backward(params, loss, scale)
                 return action
         action, _ = self._agree(UPDATE, can_send=True)
