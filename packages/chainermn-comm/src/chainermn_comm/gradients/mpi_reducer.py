@@ -78,9 +78,8 @@ class MpiReducer(Reducer):
         with group.call(DESCRIPTION) as is_outermost:
             self._begin()
             own = payload
-            if isinstance(
-                payload, bytes
-            ):  # else the handshake refuses it, on all ranks
+            # The handshake refuses anything else, on all ranks.
+            if isinstance(payload, bytes):
                 own = self._head() + payload
             nbytes = 0
             if not is_outermost:  # else a later call moves the gradients

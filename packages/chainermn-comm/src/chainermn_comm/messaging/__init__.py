@@ -14,7 +14,6 @@ from .backend_choice import memory_of as memory_of
 from .handshake import Handshake as Handshake
 from .handshake import digest_of as digest_of
 from .handshake import dtype_name as dtype_name
-from .process_group import InCall as InCall
 from .process_group import ProcessGroup as ProcessGroup
 from .transfer import Buffer as Buffer
 from .transfer import bcast_buffer as bcast_buffer
