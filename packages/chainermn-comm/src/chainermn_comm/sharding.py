@@ -57,8 +57,10 @@ def global_norm(comm: CommunicatorBase, model: Any) -> float:
     """Return the norm of a model's gradients, over all ranks that hold parts of it (collective).
 
     Each element counts once: all shards of a parameter, and one of several replicas. If
-    replicas differ, the mean of their squares counts. A missing gradient counts as
-    zeros. Sums are taken in float64, and every rank gets the same bits.
+    replicas differ, the mean of their squares counts. A parameter that a model holds
+    under several names counts under each, as for Chainer's own hooks. A missing
+    gradient counts as zeros. Sums are taken in float64, and every rank gets the same
+    bits.
 
     Args:
         comm: a communicator whose ranks hold the whole model together, once or several
