@@ -16,6 +16,7 @@ from tests.support.training.checkpoints import (
     make_checkpointer,
     noisy,
 )
+from tests.support.training.trainers import same_everywhere
 
 pytestmark = [pytest.mark.world, pytest.mark.usefixtures("unsynced")]
 
@@ -104,6 +105,20 @@ def test_broadcast_is_spared_where_parameters_are_equal(comm, folder):
         assert resumed.t == steps
         model.out.b.array += comm.rank  # no longer equal on all ranks
         make_checkpointer(comm, folder).save(both, 2)
+
+
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_ranks_that_were_not_compared_get_rank_0s_state(naive, tmp_path, is_alone):
+    """Each rank has loaded alone, or rank 0 alone has given the optimizer."""
+    model = noisy(naive.rank)
+    sgd = chainer.optimizers.SGD()
+    optimizer = create_multi_node_optimizer(sgd, naive).setup(model)
+    given = optimizer if is_alone or naive.rank == 0 else None
+    with naive.split(naive.rank if is_alone else 0, 0) as comm:
+        make_checkpointer(comm, tmp_path).save(model, 1)
+        assert make_checkpointer(comm, tmp_path).maybe_load(model, given) == 1
+    optimizer.update(model, np.ones((2, 4), "f4"), np.ones((2, 1), "f4"))
+    assert same_everywhere(naive, model)
 
 
 def test_several_runs_in_one_folder(naive, folder):

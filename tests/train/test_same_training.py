@@ -187,7 +187,7 @@ class Case:
 class Run:
     """A training of a rank: its model, optimizer and trainer, which goes on from what is there."""
 
-    def __init__(self, comm, out, case, store, plain=False):
+    def __init__(self, comm, out, case, store, wrap=create_multi_node_optimizer):
         mixed = case.precision == "mixed16"
         dtype = chainer.mixed16 if mixed else np.dtype(case.precision)
         examples = np.random.RandomState(comm.rank).uniform(-1, 1, (12, 3))
@@ -200,10 +200,7 @@ class Run:
         if mixed:
             actual.use_fp32_update()
             actual.loss_scaling(interval=3)
-        self.optimizer = actual
-        if not plain:
-            self.optimizer = create_multi_node_optimizer(actual, comm, **case.options)
-        self.optimizer.setup(self.model)
+        self.optimizer = wrap(actual, comm, **case.options).setup(self.model)
         np.random.seed(comm.rank)
         iterator = case.iterate(comm, examples)
         updater = training.StandardUpdater(iterator, self.optimizer)
@@ -220,12 +217,12 @@ def settings(model):
     }
 
 
-def assert_resumes_the_same(comm, folder, case, store, plain=False):
-    whole = Run(comm, folder / "whole", case, store, plain)
+def assert_resumes_the_same(comm, folder, case, store, *wrap):
+    whole = Run(comm, folder / "whole", case, store, *wrap)
     whole.trainer.run()
-    run_until(Run(comm, folder / "run", case, store, plain).trainer, SAVED + 1)
+    run_until(Run(comm, folder / "run", case, store, *wrap).trainer, SAVED + 1)
     comm.allgather_obj(None)
-    resumed = Run(comm, folder / "run", case, store, plain)
+    resumed = Run(comm, folder / "run", case, store, *wrap)
     begun = []
     resumed.trainer.extend(
         lambda trainer: begun.append(trainer.updater.iteration),
@@ -373,7 +370,22 @@ def test_resumed_training_ends_with_the_bits_of_uninterrupted_training(
 def test_a_plain_optimizer_in_a_trainer_resumes_the_same(naive, tmp_path, store, name):
     """As in model parallelism: each rank's own."""
     with naive.split(naive.rank, 0) as alone:
-        assert_resumes_the_same(alone, tmp_path, CASES[name], store, plain=True)
+        assert_resumes_the_same(alone, tmp_path, CASES[name], store, lambda it, _: it)
+
+
+@pytest.mark.ci
+@pytest.mark.sizes(4)
+@pairwise(store=["checkpointer", "snapshot"], name=["accumulated", "buffered"])
+def test_an_optimizer_over_ranks_of_the_same_part_resumes_the_same(
+    naive, folder, store, name
+):
+    """As in data x model parallelism: the other two ranks hold another part."""
+    with naive.split(naive.rank % 2, 0) as replicas:
+
+        def wrap(actual, _, **options):
+            return create_multi_node_optimizer(actual, replicas, **options)
+
+        assert_resumes_the_same(naive, folder, CASES[name], store, wrap)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

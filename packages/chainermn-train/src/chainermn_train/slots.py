@@ -19,7 +19,7 @@ import numpy as np
 from chainermn_comm import CommunicatorBase
 from chainermn_comm.signatures import mismatch_error, view_of
 
-from .collective_errors import allgather_checked, raise_together
+from .collective_errors import raise_together
 from .host_arrays import to_host
 
 OPERATION = "broadcast of rank 0's state"
@@ -232,16 +232,6 @@ def _first_with(name: str, rows: Sequence[Facts]) -> tuple[int, Any]:
         if facts.get(name) is not None:
             return rank, facts[name]
     return 0, None
-
-
-def is_same_on_all(communicator: CommunicatorBase, optimizer: Any) -> bool:
-    """Return whether ranks have the same bits of all that is compared (collective)."""
-
-    def own() -> Facts:
-        return facts_of(compared_slots(optimizer), with_checksums=True)
-
-    rows = allgather_checked(communicator, "comparison of parameters", own)
-    return rows.count(rows[0]) == len(rows)
 
 
 def scaling_settings(optimizer: Any) -> dict[str, Any]:

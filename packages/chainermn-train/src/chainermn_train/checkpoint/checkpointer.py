@@ -297,9 +297,9 @@ class MultiNodeCheckpointer(Extension):
 
         Args:
             trainer: the object to load, made as the one that was saved.
-            optimizer: a multi-node optimizer whose first update needn't broadcast the
-                parameters when they were loaded with the same bits on all ranks. The
-                optimizers of a trainer are found without this argument.
+            optimizer: a multi-node optimizer. Its first update needn't broadcast rank
+                0's state if all ranks of the optimizer give this argument here and have
+                the same bits now. A trainer's optimizers are found without it.
             path: another folder to look in, this time. None for the folder of saves.
 
         Returns:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import raise_together
+from ..collective_errors import allgather_checked, raise_together
 from ..iterators import distributed_sampler, epoch_positions, move_iterator
 from ..optimizer_state import Restorer
-from ..optimizers import MultiNodeOptimizer, is_same_on_all
+from ..optimizers import MultiNodeOptimizer, common_ranks
 from ..random_states import load_random_state
+from ..slots import Facts, compared_slots, facts_of
 from ..trainer_introspection import iterators_of, updater_of
 from .checked_file import RESERVED_PREFIX, State
 from .checkpoint_folder import OPERATION, say
-from .state_dict import StateError, load_state_dict, state_dict
+from .state_dict import StateError, load_state_dict, optimizers_of, state_dict
 
 RANDOM = RESERVED_PREFIX + "random"
 # Text of what `epoch_positions` returns.
@@ -66,15 +68,35 @@ def load(
             return []
 
         restorers.append(restore_random)
-    candidates = [target, optimizer]
-    updater = updater_of(target)
-    if updater is not None:
-        candidates += updater.get_all_optimizers().values()
+    # The argument is the last, because some ranks may have been called without it.
+    candidates = [target, *optimizers_of(target).values(), optimizer]
     found = [each for each in candidates if isinstance(each, MultiNodeOptimizer)]
-    for each in dict.fromkeys(found):
-        if each.target and is_same_on_all(comm, each):
-            each.assume_synchronized()
+    _assume_synchronized(comm, [each for each in dict.fromkeys(found) if each.target])
     return restorers
+
+
+def _assume_synchronized(
+    comm: CommunicatorBase, optimizers: list[MultiNodeOptimizer]
+) -> None:
+    """Spare optimizers a broadcast that would change nothing (collective).
+
+    An optimizer is spared if all ranks of its own communicator belong to ``comm`` and
+    have the same bits in the optimizer at this place of their lists. The lists of other
+    ranks may be shorter. An optimizer's communicator is not used, because some of its
+    ranks may load nothing.
+    """
+
+    def own() -> list[Facts]:
+        return [
+            facts_of(compared_slots(each), with_checksums=True) for each in optimizers
+        ]
+
+    columns = zip_longest(*allgather_checked(comm, OPERATION, own))
+    for each, facts in zip(optimizers, columns, strict=False):
+        group = each.communicator
+        everyones = [facts[rank] for rank in common_ranks(comm, group)]
+        if everyones == [facts[comm.rank]] * group.size:
+            each.assume_synchronized()
 
 
 def _move_iterators(

@@ -44,8 +44,7 @@ def state_dict(target: Any) -> State:
     require_serializable(target)
     serializer = DictionarySerializer()
     serializer.save(target)
-    for path, optimizer in _plain_optimizers(target).items():
-        serialize_settings(optimizer, serializer[path]["chainermn"])
+    _serialize_settings(target, serializer)
     state: State = {}
     without_value: list[str] = []
     for name, value in serializer.target.items():
@@ -78,8 +77,7 @@ def load_state_dict(target: Any, state: State) -> list[Restorer]:
     deserializer.read = set()
     deserializer.restorers = []
     try:
-        for path, optimizer in _plain_optimizers(target).items():
-            serialize_settings(optimizer, deserializer[path]["chainermn"])
+        _serialize_settings(target, deserializer)
         deserializer.load(target)
     except KeyError as error:
         raise StateError(
@@ -98,8 +96,8 @@ def load_state_dict(target: Any, state: State) -> list[Restorer]:
     return deserializer.restorers
 
 
-def _plain_optimizers(target: Any) -> dict[str, Any]:
-    """Return by paths the optimizers that don't save their own numbers."""
+def optimizers_of(target: Any) -> dict[str, Any]:
+    """Return the optimizers of a trainer or updater by their paths in a state."""
     updater = updater_of(target)
     if updater is None:
         return {}
@@ -107,8 +105,14 @@ def _plain_optimizers(target: Any) -> dict[str, Any]:
     return {
         f"{prefix}optimizer:{name}": optimizer
         for name, optimizer in updater.get_all_optimizers().items()
-        if not isinstance(optimizer, MultiNodeOptimizer)
     }
+
+
+def _serialize_settings(target: Any, serializer: Any) -> None:
+    """Save or load the numbers of optimizers, but for those that do so themselves."""
+    for path, optimizer in optimizers_of(target).items():
+        if not isinstance(optimizer, MultiNodeOptimizer):
+            serialize_settings(optimizer, serializer[path]["chainermn"])
 
 
 class _CheckedDeserializer(NpzDeserializer):

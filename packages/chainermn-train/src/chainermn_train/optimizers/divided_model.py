@@ -24,7 +24,7 @@ def refuse_divided(model: Any, communicator: CommunicatorBase) -> None:
     """
     for name, param in model.namedparams():
         for sharding in divisions_of(param):
-            if _share_other_ranks(sharding.group, communicator):
+            if len(common_ranks(communicator, sharding.group)) > 1:
                 raise ValueError(
                     f"rank {communicator.rank}: {name} is held in parts ({sharding.kind}) by "
                     "ranks of the optimizer's communicator, which must not average them: give "
@@ -33,19 +33,22 @@ def refuse_divided(model: Any, communicator: CommunicatorBase) -> None:
                 )
 
 
-def _share_other_ranks(first: CommunicatorBase, second: CommunicatorBase) -> bool:
-    """Return whether a rank besides this one belongs to both communicators.
+def common_ranks(communicator: CommunicatorBase, other: CommunicatorBase) -> list[int]:
+    """Return the ranks in ``communicator`` of all processes that ``other`` has, too.
 
-    Of communicators that are not built on mpi4py only the same one is known to.
+    The list has the order of ``other``. It is empty if one of two different
+    communicators isn't built on mpi4py, as nothing is known of its processes then.
+    The function is not collective.
     """
-    if first is second:
-        return first.size > 1
-    mpi_comms: list[Any] = [getattr(each, "mpi_comm", None) for each in (first, second)]
+    if communicator is other:
+        return list(range(communicator.size))
+    mpi_comms: list[Any] = [
+        getattr(each, "mpi_comm", None) for each in (communicator, other)
+    ]
     if None in mpi_comms:
-        return False
+        return []
     groups = [mpi_comm.Get_group() for mpi_comm in mpi_comms]
-    common = groups[0].Intersection(*groups)
-    is_shared: bool = common.Get_size() > 1
-    for group in (*groups, common):
+    ranks = groups[1].Translate_ranks(group=groups[0])
+    for group in groups:
         group.Free()
-    return is_shared
+    return [rank for rank in ranks if rank >= 0]  # others are MPI.UNDEFINED
