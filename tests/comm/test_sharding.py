@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -112,7 +113,9 @@ def test_any_array_counts_in_float64(naive, grad):
 def test_an_error_on_one_rank_is_raised_on_all(naive):
     wrong = naive.rank == 1
     with raises_on_all(wrong, TypeError, "rank 1"):
-        global_norm(naive, Model(w=Param(None, object() if wrong else np.ones(2))))
+        global_norm(
+            naive, Model(w=Param(np.ones(2), object() if wrong else np.ones(2)))
+        )
     assert naive.allreduce_obj(1) == naive.size
 
 
@@ -123,6 +126,29 @@ def test_a_communicator_that_lacks_parts_is_refused(naive, kind):
     model = Model(w=held(np.ones(3), Sharding(kind, parts)))
     with pytest.raises(ValueError, match="not all ranks that hold /w in parts are"):
         global_norm(naive.split(naive.rank % 2, 0), model)
+
+
+@pytest.mark.parametrize("other", [np.ones((5, 4), "f4"), np.ones((3, 4), "f2")])
+def test_arrays_that_differ_are_no_replicas_though_named_alike(naive, other):
+    """As of the links at the two ends of a send, whose parameters say nothing of ranks."""
+    first = np.ones((3, 4), "f4")
+    grad = other if naive.rank else first
+    model = Model(w=Param(grad, grad))
+    text = (
+        rf"/w is {other.dtype} {re.escape(str(other.shape))} on rank 1 and "
+        r"float32 \(3, 4\) on a lower rank.*MultiNodeChainList.*shardings"
+    )
+    with pytest.raises(ValueError, match=text):
+        global_norm(naive, model)
+    model.params["w"] = held(grad, Sharding("placed", naive))
+    norms = [first] + [other] * (naive.size - 1)
+    assert global_norm(naive, model) == pytest.approx(norm_of(*norms))
+
+
+def test_a_parameter_without_values_is_no_replica(naive):
+    w = np.ones((3, 4), "f4")
+    model = Model(w=Param() if naive.rank else Param(w, w))
+    assert global_norm(naive, model) == pytest.approx(norm_of(w))
 
 
 @pytest.mark.sizes(2)

@@ -20,7 +20,7 @@ def test_it_is_that_of_the_same_on_hosts(world, gpu, dtype):
         norms = []
         for put in (gpus.put, np.array):
             params = {
-                name: Param(None, None if grad is None else put(grad))
+                name: Param(put(shard), None if grad is None else put(grad))
                 for name, grad in grads.items()
             }
             for param in params.values():

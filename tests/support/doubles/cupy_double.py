@@ -71,6 +71,7 @@ class ndarray:
         for name in ("shape", "dtype", "size", "ndim", "nbytes", "strides", "itemsize")
     )
     T = property(lambda self: self._like(self._host.T))
+    real = property(lambda self: self._like(self._host.real))
 
     @property
     def data(self) -> SimpleNamespace:
@@ -137,6 +138,10 @@ class ndarray:
         found = self._new(self.shape, dtype)
         self._later(lambda: np.copyto(found._host, self._host))
         return found
+
+    def conj(self) -> ndarray:
+        assert self.dtype.kind != "c", "CuPy would copy here"
+        return self
 
     def dot(self, b: ndarray) -> ndarray:
         """The product of two vectors, in memory of the device, where it is summed later."""

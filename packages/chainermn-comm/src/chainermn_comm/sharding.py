@@ -19,8 +19,8 @@ OPERATION = "global_norm"
 # Elements of a gradient that are widened to float64 at once. On hosts they fit in a
 # core's cache: of 25 million float32 numbers, 47 ms instead of 96 with 2^20. On GPUs they
 # are few launches, in 128 MiB.
-HOST_CHUNK = 1 << 16
-GPU_CHUNK = 1 << 24
+HOST_CHUNK = 65_536
+GPU_CHUNK = 16_777_216
 
 Kind = Literal["shard", "replica", "placed"]
 
@@ -49,7 +49,7 @@ class Sharding:
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
             raise ValueError(
-                f"kind must be one of {', '.join(get_args(Kind))}, got {self.kind!r}"
+                f"kind must be one of shard, replica, placed, got {self.kind!r}"
             )
 
 
@@ -69,26 +69,36 @@ def global_norm(comm: CommunicatorBase, model: Any) -> float:
             :class:`Sharding`.
 
     Raises:
-        ValueError: on all ranks, if some rank of a parameter's group isn't in ``comm``.
+        ValueError: on all ranks, if some rank of a parameter's group isn't in ``comm``, or
+            if ranks give the name of a replica to arrays of different shapes or dtypes.
         TypeError: a gradient is no array; PeerError on the other ranks.
     """
     what = f"rank {comm.rank}: {OPERATION}"
-    with raise_together(comm.handshake, OPERATION) as call:
-        with devices.translated_errors(what):
-            rows = [
-                (name, _part(param), _squares(param.grad, comm.rank))
+    with (
+        raise_together(comm.handshake, OPERATION) as call,
+        devices.translated_errors(what),
+    ):
+        call.payload = pickle.dumps(
+            [
+                (
+                    (name, _places(param, "placed")),
+                    _places(param, "shard"),
+                    f"{param.data.dtype} {param.data.shape}",
+                    _squares(param.grad, comm.rank),
+                )
                 for name, param in model.namedparams()
+                if param.data is not None
             ]
-        call.payload = pickle.dumps(rows)
-    return math.sqrt(_sum_once(call.payloads, comm))
+        )
+    return math.sqrt(_sum_once(call.payloads, what))
 
 
-def _part(param: Any) -> tuple[tuple[Kind, int, int], ...]:
-    """Return of each group in which ranks hold different things this rank and the size."""
+def _places(param: Any, kind: Kind) -> tuple[tuple[int, int], ...]:
+    """Return this rank and the size of each group that holds a parameter in one way."""
     return tuple(
-        (sharding.kind, sharding.group.rank, sharding.group.size)
+        (sharding.group.rank, sharding.group.size)
         for sharding in getattr(param, "shardings", ())
-        if sharding.kind != "replica"
+        if sharding.kind == kind
     )
 
 
@@ -96,42 +106,54 @@ def _squares(array: Any, rank: int) -> float:
     """Return the sum of the squares of an array's elements."""
     if array is None:
         return 0.0
-    if not devices.on_gpu(array):
+    if devices.on_gpu(array):
+        array = devices.c_ordered(array)
+        chunk = GPU_CHUNK
+    else:
         array = as_array(array, rank)
-    if array.dtype.kind == "c":
-        return _squares(array.real, rank) + _squares(array.imag, rank)
+        chunk = HOST_CHUNK
+    wide_dtype = np.result_type(array.dtype, np.float64)  # it may be complex
     total = 0.0
-    chunk = HOST_CHUNK
     with devices.using_device_of(array):
-        if devices.on_gpu(array):
-            array = devices.c_ordered(array)
-            chunk = GPU_CHUNK
         flat = array.reshape(-1)
         for start in range(0, flat.size, chunk):
-            wide = flat[start : start + chunk].astype(np.float64)
-            total += float(wide.dot(wide))
+            wide = flat[start : start + chunk].astype(wide_dtype)
+            total += float(wide.dot(wide.conj()).real)
     return total
 
 
-def _sum_once(payloads: list[bytes], comm: CommunicatorBase) -> float:
+def _sum_once(payloads: list[bytes], what: str) -> float:
     """Return the sum of squares in which each element counts once, of what all ranks hold."""
-    squares: defaultdict[Any, float] = defaultdict(float)
-    copies: defaultdict[Any, float] = defaultdict(float)
-    holders = Counter[Any]()
+    squares = defaultdict[Any, float](float)
+    copies = defaultdict[Any, float](float)
+    # How many ranks belong to the groups of a part's holders, and the part's dtype and shape.
+    num_ranks = Counter[Any]()
+    specs: dict[Any, str] = {}
     # Ranks that hold the same replicas and shards send the same.
     for payload, ranks in Counter(payloads).items():
-        for name, part, found in pickle.loads(payload):
+        for parameter, shards, spec, found in pickle.loads(payload):
             # Ranks on which another parameter is placed may give it the same name.
-            parameter = name, *[each for each in part if each[0] == "placed"]
-            shards = math.prod(size for kind, _, size in part if kind == "shard")
-            squares[parameter] += ranks * found
-            copies[parameter] += ranks / shards
-            # Each rank that holds this part is in another group.
-            holders[name, part] += ranks
-            if holders[name, part] * math.prod(size for *_, size in part) > comm.size:
+            name, placed = parameter
+            part = parameter, shards
+            known = specs.setdefault(part, spec)
+            if spec != known:
                 raise ValueError(
-                    f"rank {comm.rank}: {OPERATION}: not all ranks that hold {name} in parts "
-                    f"are among these {comm.size}: pass a communicator whose ranks hold the "
-                    "whole model"
+                    f"{what}: {name} is {spec} on rank {payloads.index(payload)} and {known} on "
+                    "a lower rank, so they are no replicas of one parameter. If each rank has "
+                    "links of its own, as where send and recv connect them, add them to a "
+                    "MultiNodeChainList, or give each parameter the attribute shardings = "
+                    '(Sharding("placed", comm),)'
+                )
+            num_shards = math.prod(size for _, size in shards)
+            squares[parameter] += ranks * found
+            copies[parameter] += ranks / num_shards
+            # Each rank that holds this part is in another group.
+            num_ranks[part] += (
+                ranks * num_shards * math.prod(size for _, size in placed)
+            )
+            if num_ranks[part] > len(payloads):
+                raise ValueError(
+                    f"{what}: not all ranks that hold {name} in parts are in this communicator: "
+                    "pass one whose ranks hold the whole model"
                 )
     return sum(squares[each] / copies[each] for each in squares)
