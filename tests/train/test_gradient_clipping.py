@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -79,6 +81,114 @@ def test_parameters_follow_one_process(naive, double_precision, is_multi_node):
         (model.output.b, expected.output.b.array),
     ):
         np.testing.assert_allclose(part.array, array, rtol=0, atol=1e-10)
+
+
+class Raising:
+    """A hook that raises in one update."""
+
+    name = "raising"
+    call_for_each_param = False
+    timing = "pre"
+
+    def __call__(self, optimizer):
+        raise OSError("no hook today")
+
+
+def lose(_):
+    raise OSError("no batch today")
+
+
+def load(optimizer):
+    snapshot = io.BytesIO()
+    chainer.serializers.save_npz(snapshot, optimizer)
+    snapshot.seek(0)
+    chainer.serializers.load_npz(snapshot, optimizer)
+
+
+def load_before_update(optimizer, loss):
+    """Ranks share the state before the loss, and the update counts."""
+    load(optimizer)
+    optimizer.update(loss)
+
+
+def load_with_gradients(optimizer, loss):
+    """Nobody steps along gradients that an update finds there after a load."""
+    load(optimizer)
+    optimizer.update()
+
+
+def raise_in_loss(optimizer, loss):
+    optimizer.update(lose, loss)
+
+
+def raise_in_hook(optimizer, loss):
+    optimizer.remove_hook("MultiNodeGradientClipping")
+    optimizer.add_hook(Raising())
+    optimizer.add_hook(optimizer.clipping)
+    try:
+        optimizer.update(loss)
+    finally:
+        optimizer.remove_hook("raising")
+
+
+@pytest.mark.parametrize("kind", ["plain", "double_buffering", "accumulate_steps"])
+@pytest.mark.parametrize(
+    ("fault", "number", "raises"),
+    [
+        (load_before_update, 2, False),
+        (load_before_update, 3, False),
+        (load_with_gradients, 2, False),
+        (load_with_gradients, 3, False),
+        (raise_in_loss, 2, True),
+        (raise_in_loss, 3, True),
+        (raise_in_hook, 3, True),
+    ],
+)
+def test_no_rank_of_a_model_steps_where_some_do_not(naive, kind, fault, number, raises):
+    """The ranks of one optimizer do something else; those of the other one wait in the hook."""
+    same_part = naive.split(naive.rank % 2, naive.rank)
+    np.random.seed(0)
+    model = L.Linear(2, 2)
+    model.W.shardings = (Sharding("shard", naive.split(naive.rank // 2, naive.rank)),)
+    options = {"plain": {}, "double_buffering": {"double_buffering": True}}
+    optimizer = create_multi_node_optimizer(
+        chainer.optimizers.SGD(),
+        same_part,
+        **options.get(kind, {"accumulate_steps": 2}),
+    )
+    optimizer.setup(model)
+    clipping = MultiNodeGradientClipping(THRESHOLD, naive)
+    optimizer.add_hook(clipping)
+    vars(optimizer.actual_optimizer)["clipping"] = clipping
+
+    def loss():
+        return F.sum(model(np.ones((1, 2), "f4")))
+
+    for _ in range(number):
+        optimizer.update(loss)
+    steps = optimizer.t
+    before = model.W.array.copy()
+    if naive.rank % 2 == 0:
+        if raises:
+            with pytest.raises(OSError, match="today"):
+                fault(optimizer, loss)
+        else:
+            fault(optimizer, loss)
+    elif raises:
+        with pytest.raises(PeerError, match="today"):
+            optimizer.update(loss)
+    else:
+        optimizer.update(loss)
+    if raises:
+        assert optimizer.t == steps
+        np.testing.assert_array_equal(model.W.array, before)
+    assert len(set(naive.allgather_obj(optimizer.t))) == 1
+    for _ in range(6):
+        optimizer.update(loss)
+    assert optimizer.t > steps
+    assert len(set(naive.allgather_obj(optimizer.t))) == 1
+    optimizer.flush()
+    assert len(set(naive.allgather_obj(optimizer.t))) == 1
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")

@@ -23,7 +23,12 @@ from .agreement import (
     exchange_rows,
     settle,
 )
-from .gradient_clipping import refuse_hooks_by_norm
+from .gradient_clipping import (
+    StartAgainError,
+    meet_in_hooks,
+    meeting_in_hooks,
+    refuse_hooks_by_norm,
+)
 from .gradient_exchange import GradientExchange
 from .gradient_set import is_updated, present_gradient, rescale
 from .join_block import current_block
@@ -103,7 +108,7 @@ class CollectiveUpdate:
         block = current_block.get()
         if block is not None and self in block.optimizers:
             block.begin_update(self)
-        self._update_together(UPDATE, compute_loss, num_present=1)
+        self._update_together(compute_loss, num_present=1)
 
     def update_without_examples(self) -> None:
         """Take part in the next collective update of other ranks (collective).
@@ -119,14 +124,18 @@ class CollectiveUpdate:
                     param.cleargrad()
                 else:
                     param.grad = param.device.xp.zeros_like(param.array)
-        self._update_together(UPDATE, None, num_present=0)
+        self._update_together(None, num_present=0)
 
     def flush(self) -> None:
         """Do what :meth:`MultiNodeOptimizer.flush` does (collective)."""
-        action = self._update_together(FLUSH, None, num_present=0)
-        if action is Action.GO_ON:
-            # No rank waits for another one: a hook may fail on some.
-            self._step(self.exchange.assign_pending)
+        try:
+            with meeting_in_hooks(self._optimizer):
+                self._compute_and_step(FLUSH, None, num_present=0)
+            with meeting_in_hooks(self._optimizer):
+                # No rank of the optimizer waits for another one: a hook may fail on some.
+                self._step(self.exchange.assign_pending)
+        except StartAgainError:
+            self._drop_gradients()
 
     def synchronize(self) -> None:
         """Do what :meth:`MultiNodeOptimizer.synchronize` does (collective)."""
@@ -136,18 +145,28 @@ class CollectiveUpdate:
     def forget(self) -> None:
         """Drop all gradients and what is known of the other ranks: there is another state."""
         self.state.forget()
-        self.accumulation.clear()
-        self.exchange.drop()
+        self._drop_gradients()
 
     # An update, step by step.
 
     def _update_together(
-        self, call: str, compute_loss: Callable[[], Any] | None, num_present: int
-    ) -> Action:
-        """Compute gradients, agree, and do what all ranks do; return what that is (collective).
+        self, compute_loss: Callable[[], Any] | None, num_present: int
+    ) -> None:
+        """Compute gradients, agree, and do what all ranks do (collective).
 
         This rank's present gradients are then those of so many updates, 0 or 1.
         """
+        try:
+            with meeting_in_hooks(self._optimizer):
+                self._compute_and_step(UPDATE, compute_loss, num_present)
+        except StartAgainError:
+            # Of the ranks that hold the model, those of other optimizers, too, drop theirs.
+            self._drop_gradients()
+
+    def _compute_and_step(
+        self, call: str, compute_loss: Callable[[], Any] | None, num_present: int
+    ) -> None:
+        """Do what all ranks of this optimizer do; StartAgainError if rank 0's state was shared."""
         exchange = self.exchange
         accumulation = self.accumulation
         rows: list[Row] = []
@@ -169,7 +188,9 @@ class CollectiveUpdate:
             # Ranks that met before their loss have computed it meanwhile, or failed.
             self._communicator.handshake(OPERATION)
             self._share()
-        elif call == UPDATE and not accumulation.is_last:
+            raise StartAgainError
+        if call == UPDATE and not accumulation.is_last:
+            meet_in_hooks(self._optimizer)
             accumulation.num_calls += 1
             self._add(num_present)
         elif any([row.num_added for row in rows]):
@@ -177,7 +198,6 @@ class CollectiveUpdate:
         else:  # nothing was added up: at a flush, or every update has failed
             exchange.cancel()
             accumulation.clear()
-        return action
 
     def _agree_before_loss(self, call: str, has_no_gradients: bool) -> Action:
         """Agree if there is something to settle (collective); others may be behind their loss.
@@ -316,6 +336,8 @@ class CollectiveUpdate:
         try:
             if assign_means():
                 self._optimizer.update(None)
+        except StartAgainError:  # by a hook before the step, on all ranks
+            raise
         except BaseException:
             # A hook's, say; this rank may not have stepped as the others did.
             self.state.has_failed = True
@@ -331,9 +353,13 @@ class CollectiveUpdate:
 
     def _share(self) -> None:
         """Drop gradients, and give rank 0's state to all (collective)."""
+        self._drop_gradients()
+        self.state.share(self._optimizer)
+
+    def _drop_gradients(self) -> None:
+        """Drop the gradients that are added up, and those in flight."""
         self.accumulation.clear()
         self.exchange.drop()
-        self.state.share(self._optimizer)
 
     @property
     def _params(self) -> ParameterSet:

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from chainer.optimizer_hooks import GradientClipping, GradientLARS
 
 from chainermn_comm import CommunicatorBase, global_norm
+from chainermn_comm.errors import is_raised_on_all, share_failure
 
-from ..collective_errors import require_communicator
+from ..collective_errors import allgather_checked, require_communicator
 from .gradient_set import multiply_gradients
+
+# What becomes of an update.
+STEP = "a step"
+NO_STEP = "no step"
+OTHER_STATE = "rank 0's state for all"
+
+
+class StartAgainError(Exception):
+    """Some ranks that hold the model step, or have got another state, and others don't.
+
+    All of them drop their gradients then, and make no step.
+    """
 
 
 class MultiNodeGradientClipping:
@@ -22,7 +37,8 @@ class MultiNodeGradientClipping:
         optimizer.add_hook(chainermn.MultiNodeGradientClipping(1.0, comm))
 
     It may be a hook of a Chainer optimizer and of a multi-node optimizer. Calling it is
-    collective: all ranks of ``comm`` step in the same updates.
+    collective: all ranks of ``comm`` step in the same updates. Under a multi-node
+    optimizer none of them steps in an update that fails, or makes no step, on some.
 
     Args:
         threshold: the greatest norm that gradients keep, the same on all ranks.
@@ -40,6 +56,8 @@ class MultiNodeGradientClipping:
     def __init__(self, threshold: float, comm: CommunicatorBase) -> None:
         self.threshold = threshold
         self.comm = require_communicator(comm, type(self).__name__)
+        # Whether the other ranks wait for this one to call the hook, or to say why not.
+        self._is_due = False
 
     def __call__(self, optimizer: Any) -> None:
         """Scale the gradients of the optimizer's model (collective).
@@ -47,12 +65,70 @@ class MultiNodeGradientClipping:
         Raises:
             ValueError: on all ranks, if some rank of a parameter's group isn't in
                 ``comm``.
+            PeerError: an update has failed on another rank of ``comm``.
         """
+        self._meet(STEP)
         norm = global_norm(self.comm, optimizer.target)
         if norm <= self.threshold:
             return
         # A norm that is no number makes all gradients so, as in Chainer.
         multiply_gradients(optimizer.target.params(), self.threshold / norm)
+
+    def _meet(self, outcome: str) -> None:
+        """Tell the other ranks what becomes of this rank's update, and hear it (collective).
+
+        Raises:
+            StartAgainError: other ranks have another outcome.
+            PeerError: an update has failed on another rank.
+        """
+        self._is_due = False
+        outcomes = allgather_checked(self.comm, self.name, lambda: outcome)
+        if len(set(outcomes)) > 1:
+            raise StartAgainError
+
+    def _fail(self, error: BaseException) -> None:
+        """Tell the other ranks that an update has failed on this one (collective)."""
+        self._is_due = False
+        handshake = self.comm.handshake
+        if not is_raised_on_all(handshake, error):
+            share_failure(handshake, self.name, error)
+
+
+@contextmanager
+def meeting_in_hooks(optimizer: Any) -> Iterator[None]:
+    """Let the block be an update that meets the ranks of each clipping hook once (collective).
+
+    The ranks of a hook, which hold other parts of the model, are not those of the
+    optimizer. They would wait in the hook if this rank didn't come to call it.
+
+    Raises:
+        StartAgainError: the block has raised it on some rank of a hook.
+    """
+    for hook in _clipping_hooks_of(optimizer):
+        hook._is_due = True
+    try:
+        yield
+        meet_in_hooks(optimizer)
+    except StartAgainError:
+        for hook in _due_hooks_of(optimizer):
+            with suppress(StartAgainError):
+                hook._meet(OTHER_STATE)
+        raise
+    except BaseException as error:
+        for hook in _due_hooks_of(optimizer):
+            hook._fail(error)
+        raise
+
+
+def meet_in_hooks(optimizer: Any) -> None:
+    """Tell the ranks of hooks that weren't called that there is no step to make (collective).
+
+    Raises:
+        StartAgainError: other ranks of a hook step, or have got another state.
+        PeerError: an update has failed on another rank of a hook.
+    """
+    for hook in _due_hooks_of(optimizer):
+        hook._meet(NO_STEP)
 
 
 def refuse_hooks_by_norm(optimizer: Any, parts: list[tuple[str, Any]]) -> None:
@@ -78,3 +154,12 @@ def _hooks_of(owner: Any) -> list[Any]:
     """Return the hooks before steps of an optimizer or rule; none of one that isn't Chainer's."""
     hookable = getattr(owner, "_hookable", None)
     return list(getattr(hookable, "_pre_update_hooks", {}).values())
+
+
+def _clipping_hooks_of(optimizer: Any) -> list[MultiNodeGradientClipping]:
+    hooks = _hooks_of(optimizer)
+    return [each for each in hooks if isinstance(each, MultiNodeGradientClipping)]
+
+
+def _due_hooks_of(optimizer: Any) -> list[MultiNodeGradientClipping]:
+    return [hook for hook in _clipping_hooks_of(optimizer) if hook._is_due]
