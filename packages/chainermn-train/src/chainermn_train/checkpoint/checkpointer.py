@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,16 +64,16 @@ class MultiNodeCheckpointer(Extension):
         self.path = path
         self.background = background
         # Settings that must be the same on all ranks.
-        self._settings = (
-            ("name", name),
-            ("cp_interval", cp_interval),
-            ("gc_interval", gc_interval),
-            ("background", background),
-        )
+        self._settings = {
+            "name": name,
+            "cp_interval": cp_interval,
+            "gc_interval": gc_interval,
+            "background": background,
+        }
         # A thread that calls no MPI. The interpreter waits for this thread before it ends.
         self._threads = ThreadPoolExecutor(1, "chainermn-checkpoint")
         # Names of the arrays that were the same on all ranks at the last save.
-        self._alike: set[str] = set()
+        self._alike: list[str] = []
         self._last = 0  # the iteration saved or loaded last
         # Functions that set the state with which training begins.
         self._restorers: list[Restorer] = []
@@ -125,7 +126,7 @@ class MultiNodeCheckpointer(Extension):
             number = operator.index(number)
             if number < 0:
                 raise ValueError(f"an iteration is not negative, as {number} is")
-            call.signature = (*self._settings, ("iteration", number))
+            call.signature = {**self._settings, "iteration": number}.items()
             call.payload = secrets.token_bytes(8)
         began = time.perf_counter()
         try:
@@ -145,13 +146,12 @@ class MultiNodeCheckpointer(Extension):
         folder.begin()
         number = folder.next_number(iteration)
         self._last = iteration
+        write = partial(self._write, folder.files, number, identity, state)
         if self.background:
-            self._write(folder.files, number, identity, state)
+            write()
             self._written = number
         else:
-            self._count(
-                number, lambda: self._write(folder.files, number, identity, state)
-            )
+            self._count(number, write)
         self._start()
 
     def _write(
@@ -160,20 +160,17 @@ class MultiNodeCheckpointer(Extension):
         """Write this rank's file, or have a copy written by the thread (collective)."""
         comm = self.comm
         path = files.file(number, comm.rank)
-        # The names that rank 0 has, the largest array first.
-        names = comm.bcast_obj(sorted(state, key=lambda name: -state[name].nbytes))
 
         def arrays() -> State:
-            shared, own = divide(comm, state, names, self._alike)
+            shared, own = divide(comm, state, self._alike)
             return RankFile(
                 files.name, number.text, identity, comm.rank, comm.size, shared, own
             ).arrays()
 
         # Ranks expect that the same arrays as at the last save are equal again. They
         # compare while the disk is busy.
-        is_compared = self.background or not self._alike
-        if is_compared:
-            self._alike = names_alike(comm, state, names)
+        if self.background or not self._alike:
+            self._alike = names_alike(comm, state)
         with raise_together(comm.handshake, OPERATION):
             if self.background:
                 copies = self._copied(arrays())
@@ -181,12 +178,10 @@ class MultiNodeCheckpointer(Extension):
                 return
             with new_file(path) as file:
                 write_npz(file, arrays())
-                if is_compared:
-                    return
                 expected = self._alike
                 file.flush()
                 syncing = self._threads.submit(os.fsync, file.fileno())
-                self._alike = names_alike(comm, state, names)
+                self._alike = names_alike(comm, state)
                 syncing.result()
                 if self._alike != expected:
                     file.seek(0)
@@ -232,10 +227,10 @@ class MultiNodeCheckpointer(Extension):
         times = self._seconds
         if not times:
             return "no checkpoint has been saved"
-        stats = (
-            f"avg={sum(times) / len(times):f}, min={min(times):f}, max={max(times):f}"
+        return (
+            f"seconds that a checkpoint took: avg={sum(times) / len(times):f}, "
+            f"min={min(times):f}, max={max(times):f}"
         )
-        return f"seconds that a checkpoint took: {stats}"
 
     def flush(self) -> None:
         """Wait until all is written in the background, and older files are gone (collective).
@@ -316,7 +311,7 @@ class MultiNodeCheckpointer(Extension):
         self.flush()
         comm = self.comm
         with raise_together(comm.handshake, OPERATION) as call:
-            call.signature = self._settings
+            call.signature = self._settings.items()
             if isinstance(trainer, Trainer):
                 leave_when_warned(trainer, comm, self._save_now, self.priority - 100)
             require_serializable(trainer)

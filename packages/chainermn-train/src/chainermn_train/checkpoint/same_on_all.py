@@ -1,4 +1,4 @@
-"""State that is the same on all ranks is saved once: found, and divided over the ranks."""
+"""Which arrays are the same on all ranks, and which rank saves each of them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ from ..collective_errors import allgather_checked
 from .checked_file import State
 
 
-def names_alike(comm: CommunicatorBase, state: State, names: list[str]) -> set[str]:
-    """Return the names of the arrays that have the same bits on all ranks (collective)."""
+def names_alike(comm: CommunicatorBase, state: State) -> list[str]:
+    """Return the names of the arrays that have the same bits on all ranks (collective).
+
+    The list is the same on all ranks, and begins with the largest array.
+    """
+    names = comm.bcast_obj(sorted(state, key=lambda name: -state[name].nbytes))
     if comm.size == 1:
-        return set(names)
+        return list(names)
     rows = allgather_checked(
         comm, "checkpoint", lambda: [_checksum(state.get(name)) for name in names]
     )
     columns = zip(names, zip(*rows, strict=True), strict=True)
-    return {name for name, checksums in columns if len(set(checksums)) == 1}
+    return [name for name, checksums in columns if len(set(checksums)) == 1]
 
 
 def _checksum(array: np.ndarray | None) -> int | None:
@@ -32,14 +36,14 @@ def _checksum(array: np.ndarray | None) -> int | None:
 
 
 def divide(
-    comm: CommunicatorBase, state: State, names: list[str], alike: set[str]
+    comm: CommunicatorBase, state: State, alike: list[str]
 ) -> tuple[State, State]:
     """Return this rank's part of the arrays that are ``alike``, and the arrays of its own.
 
-    Ranks take turns in the order of ``names``.
+    Ranks take turns at the names in ``alike``. A rank may lack an array that it had
+    when the names were found.
     """
-    dealt = [name for name in names if name in alike][comm.rank :: comm.size]
-    # A rank may lack an array that it had when all were alike.
-    shared = {name: state[name] for name in dealt if name in state}
-    own = {name: array for name, array in state.items() if name not in alike}
-    return shared, own
+    own = dict(state)
+    everyones = {name: own.pop(name) for name in alike if name in own}
+    turns = alike[comm.rank :: comm.size]
+    return {name: everyones[name] for name in turns if name in everyones}, own
