@@ -130,10 +130,11 @@ class CheckpointFolder:
                 "remove the files, or give the run another name"
             )
         attempts = [it.attempt for it in self._readers if it.iteration == iteration]
-        if not attempts:
-            return SaveNumber(iteration, 1, f"{iteration}")
-        attempt = max(attempts) + 1
-        return SaveNumber(iteration, attempt, f"{iteration}-{attempt}")
+        attempt = max(attempts, default=0) + 1
+        text = f"{iteration}"
+        if attempt > 1:
+            text += f"-{attempt}"
+        return SaveNumber(iteration, attempt, text)
 
     def begin(self) -> None:
         """Let this job alone save here, and remove what a killed one was writing.
@@ -151,8 +152,7 @@ class CheckpointFolder:
             # There is a lock already if another rank failed when it was taken.
             if comm.rank == 0 and self._lock is None:
                 self._lock = take_lock(path / f"{self.files.name}.lock")
-                if self._lock is not None:
-                    weakref.finalize(self, self._lock.close)
+                weakref.finalize(self, self._lock.close)
         self._scan()  # another job may have saved since a load
         with raise_together(comm.handshake, OPERATION):
             self.files.remove_unfinished()

@@ -19,11 +19,14 @@ RETRY_SECONDS = 0.1  # a server of files hardly notices
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
-def take_lock(path: Path) -> IO[str] | None:
-    """Return the file of a lock, which is held while the file is open.
+def take_lock(path: Path) -> IO[str]:
+    """Return the file of a lock; the lock is held while the file is open.
 
-    ValueError if another job holds the lock for longer than CHAINERMN_GRACE says. Where
-    the file system has no locks, a RuntimeWarning says so, and there is none.
+    If the file system has no locks, a RuntimeWarning says so, and the file is not
+    locked.
+
+    Raises:
+        ValueError: another job still holds the lock after CHAINERMN_GRACE seconds.
     """
     until = time.monotonic() + grace_seconds()
     while True:
@@ -46,8 +49,8 @@ def take_lock(path: Path) -> IO[str] | None:
                 ) from None
             time.sleep(RETRY_SECONDS)
         except OSError as error:
-            file.close()
             if error.errno not in _WITHOUT_LOCKS:
+                file.close()
                 raise
             warnings.warn(
                 f"the file system of {path.parent} has no locks: nobody notices if two jobs save "
@@ -55,7 +58,7 @@ def take_lock(path: Path) -> IO[str] | None:
                 RuntimeWarning,
                 stacklevel=2,
             )
-            return None
+            break
     file.truncate(0)
     since = time.strftime("%Y-%m-%d %H:%M:%S")
     file.write(f"{socket.gethostname()}, process {os.getpid()}, since {since}")
