@@ -151,21 +151,23 @@ class MultiNodeSnapshot(Extension):
 
         All ranks serialize, since some objects can only do so together.
         """
-        views = allgather_checked(
-            self._comm,
-            OPERATION,
-            lambda: (self._leads and self._snapshot.condition(), secrets.token_hex(8)),
-        )
-        if not any(writes for writes, _ in views):
+        comm = self._comm
+
+        def own_token() -> str | None:
+            if self._leads and self._snapshot.condition():
+                return secrets.token_hex(8)
+            return None
+
+        tokens = allgather_checked(comm, OPERATION, own_token)
+        if not any(tokens):
             return
-        with raise_together(self._comm.handshake, OPERATION):
+        with raise_together(comm.handshake, OPERATION):
             state = saved_state(self._target(trainer))
-            state[_RANKS] = np.array(self._comm.size)
-        writes, _ = views[self._comm.rank]
-        _, token = views[0]
-        with raise_together(self._comm.handshake, OPERATION):
-            if writes:
-                self._write(trainer, state, token)
+            state[_RANKS] = np.array(comm.size)
+        with raise_together(comm.handshake, OPERATION):
+            if tokens[comm.rank]:
+                # All files of a snapshot have the first token.
+                self._write(trainer, state, next(filter(None, tokens)))
 
     def initialize(self, trainer: Any) -> None:
         """Load the newest snapshot, if ``autoload`` says so (collective).
