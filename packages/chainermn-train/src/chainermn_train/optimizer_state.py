@@ -24,17 +24,17 @@ from .slots import (
     setting_slots,
 )
 
-# Sets what was saved; returns in words which of it was otherwise here.
+# A function that sets saved values; it returns in words which values it has changed.
 Restorer: TypeAlias = Callable[[], list[str]]
 
 
 def serialize_state(optimizer: Any, serializer: Any) -> None:
-    """Do what :meth:`chainer.Optimizer.serialize` does, also where a rule had no state.
+    """Do what :meth:`chainer.Optimizer.serialize` does, also for update rules without state.
 
-    The update rule of a parameter that was never updated, as in every snapshot taken
-    before the first step, or that had no values in any step, has no state, and Chainer
-    saves none; but when it loads, it asks for one unless the rule is disabled
-    (KeyError). It takes what there is in either case.
+    An update rule has no state before the first step, or if its parameter had no values
+    in any step, and Chainer saves nothing for such a rule. When Chainer loads, it asks
+    for the state of every enabled rule, and raises KeyError if there is none. So this
+    function disables the rules that the snapshot has no state for while Chainer loads.
     """
     rules_without_state = []
     if isinstance(serializer, chainer.Deserializer):
@@ -54,8 +54,8 @@ def serialize_state(optimizer: Any, serializer: Any) -> None:
 
 
 def _has_state(rule: Any, serializer: Any) -> bool:
-    """Return whether a snapshot has some of what an update rule keeps in its state."""
-    example = copy(rule)  # its state has the keys of all states
+    """Return whether a snapshot has any entry of an update rule's state."""
+    example = copy(rule)  # a fresh state has the same keys as any other
     example._state = {}
     array = np.zeros(1, np.float32)
     example.init_state(chainer.Variable(array, grad=array))
@@ -67,10 +67,10 @@ def serialize_settings(optimizer: Any, serializer: Any) -> None:
     """Save or load an optimizer's class, and all numbers of :func:`setting_slots`.
 
     The numbers of update rules and a dynamic loss scale are set at once. Extensions of
-    a trainer may set hyperparameters, and freeze links, when they are initialised. So a
-    :data:`Restorer`, which sets all, is added to the list ``serializer.restorers``, for
-    the caller to call when training begins. Chainer's own serializers have no such
-    list, and load no hyperparameters.
+    a trainer may set hyperparameters, and freeze links, when they are initialised. So
+    this function adds a :data:`Restorer`, which sets all numbers, to the list
+    ``serializer.restorers``, and the caller calls the restorer when training begins.
+    Chainer's own serializers have no such list; with them, no hyperparameters are loaded.
 
     Raises:
         ValueError: the snapshot is of an optimizer of another class.
@@ -102,7 +102,7 @@ def serialize_settings(optimizer: Any, serializer: Any) -> None:
 
 
 def _restore(slots: Sequence[Slot], saved: dict[str, Any]) -> list[str]:
-    """Set the numbers that were saved; return in words which were otherwise here."""
+    """Set the saved numbers; return in words which numbers were different before."""
     before = dict(entries_of(_numbers_of(slots)))
     for slot in slots:
         slot.set({**slot.get(), **saved.get(slot.name, {})})

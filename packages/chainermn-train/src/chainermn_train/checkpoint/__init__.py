@@ -1,4 +1,4 @@
-"""Checkpoints and snapshots of all ranks, which a job goes on from."""
+"""Checkpoints and snapshots of all ranks, from which a job goes on."""
 
 from .checkpointer import MultiNodeCheckpointer
 from .create import create_multi_node_checkpoint, create_multi_node_checkpointer

@@ -1,9 +1,10 @@
-"""Puts what ranks share of a checkpoint into one file, for Chainer's own `load_npz`.
+"""Puts the arrays that ranks share in a checkpoint into one file for Chainer's `load_npz`.
 
     python -m chainermn_train.checkpoint result/run.0.10 model.npz
 
-It takes the file of any rank; those of all must be there. In the file that it makes, a
-model has the path "updater/model:main/".
+The first argument is the file of any rank; the files of all other ranks must be in the
+same folder. In the second file, which the command makes, a trainer's model has the path
+"updater/model:main/".
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from .checked_file import DamagedError, merge, read_rank_file, write_file
 
 
 def main() -> None:
-    """Do what the command line says; exit with a message where that can't be done."""
+    """Do what the command line says; exit with a message if a file can't be used."""
     if len(sys.argv) != 3:
         sys.exit(__doc__)
     source, target = map(Path, sys.argv[1:])

@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-# Suffix of a file's name until it is complete.
+# The suffix of a file's name until the file is complete.
 TEMPORARY = ".tmp"
 
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[BinaryIO]:
-    """Give a file of another name for the block to fill; rename it once it is on the disk.
+    """Yield a file under a temporary name; rename the file once its bytes are on the disk.
 
-    If anything is raised, the file is removed. An error in closing the file doesn't
-    replace the error that the block raised, which other ranks may know.
+    If the block raises, the file is removed. An error in closing the file doesn't
+    replace the error of the block, because other ranks may know the error of the block.
     """
     temporary = path.with_name(path.name + TEMPORARY)
     with advised(temporary):
@@ -38,7 +38,7 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def advised(path: Path) -> Iterator[None]:
-    """Let errors name the file and a remedy; those of ``write`` and ``fsync`` name no file."""
+    """Add a remedy to an OSError, and the file's name, which ``write`` and ``fsync`` leave out."""
     try:
         yield
     except OSError as error:
@@ -52,7 +52,7 @@ def advised(path: Path) -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk, where its file system can."""
+    """Bring the names in a folder to the disk, if the folder's file system can do that."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""A rank's file of a checkpoint: an uncompressed `.npz` that has a checksum of each array."""
+"""A rank's file of a checkpoint: an uncompressed `.npz` with a checksum of each array."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import numpy as np
 
 from .atomic_file import new_file
 
-# Prefix of names that aren't Chainer's. Those of a multi-node optimizer begin with
-# "chainermn/".
+# The prefix of the names that a checkpoint adds to Chainer's. The names that a
+# multi-node optimizer adds begin with "chainermn/".
 RESERVED_PREFIX = "chainermn-file/"
 _HEADER = RESERVED_PREFIX + "header"
 _FORMAT = 5
@@ -22,34 +22,34 @@ State: TypeAlias = dict[str, np.ndarray]
 
 
 class DamagedError(ValueError):
-    """A file isn't what a rank wrote for a checkpoint."""
+    """A file is damaged, or no rank wrote the file for a checkpoint."""
 
 
 @dataclass
 class RankFile:
-    """The contents of a file: which one it is, and what a rank saves."""
+    """The contents of one file: the fields that identify the file, and the arrays in it."""
 
     run: str  # the name of the run
     save: str  # the number of the save, or the name of a snapshot
-    id: str  # another one for each checkpoint that was ever written
-    rank: int
-    size: int  # number of files of the checkpoint
-    shared: State  # the rank's part of the arrays that all ranks have alike
-    own: State  # arrays that differ between ranks
+    id: str  # a random text, the same in all files of one save
+    rank: int  # the number of the file among the files of the save
+    size: int  # the number of files of the save
+    shared: State  # this file's part of the arrays that are the same on all ranks
+    own: State  # the arrays that differ between ranks
 
     def for_others(self) -> RankFile:
         """Return this file without the arrays that no other rank needs."""
         needed = {
             name: array
             for name, array in self.own.items()
-            if "iterator:" in name  # how far iterators are
+            if "iterator:" in name  # the positions of iterators
         }
         return replace(self, own=needed)
 
     def arrays(self) -> State:
-        """Return all arrays of the file by name, the header first; they aren't copied.
+        """Return all arrays of the file by name, the header first, without a copy.
 
-        Chainer's :func:`chainer.serializers.load_npz` finds them under their own names.
+        :func:`chainer.serializers.load_npz` finds the arrays under Chainer's own names.
         """
         header = {
             **vars(self),
@@ -62,7 +62,11 @@ class RankFile:
 
 
 def merge(files: Iterable[RankFile]) -> State:
-    """Return the arrays that all ranks have alike; DamagedError if files don't belong together."""
+    """Return the arrays that are the same on all ranks.
+
+    Raises:
+        DamagedError: the files are of several saves.
+    """
     merged: State = {}
     ids = set()
     for file in files:
@@ -74,13 +78,13 @@ def merge(files: Iterable[RankFile]) -> State:
 
 
 def write_file(path: Path, arrays: State) -> None:
-    """Write arrays by names into a file, which gets its name once it is on the disk."""
+    """Write arrays into a file, which gets its name once its bytes are on the disk."""
     with new_file(path) as file:
         write_npz(file, arrays)
 
 
 def write_npz(file: BinaryIO, arrays: State) -> None:
-    """Write arrays by names as numpy.savez does, but under any name (it refuses "file")."""
+    """Write arrays as numpy.savez does, but under any names; numpy.savez refuses "file"."""
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
             with archive.open(name + ".npy", "w", force_zip64=True) as member:
@@ -88,7 +92,11 @@ def write_npz(file: BinaryIO, arrays: State) -> None:
 
 
 def read_rank_file(path: Path) -> RankFile:
-    """Return the contents of a file; DamagedError unless it is whole."""
+    """Return the contents of a file.
+
+    Raises:
+        DamagedError: the file isn't complete, or not of this version.
+    """
     with path.open("rb") as file:
         try:
             archive = zipfile.ZipFile(file)
@@ -111,6 +119,6 @@ def read_rank_file(path: Path) -> RankFile:
 def _read(archive: zipfile.ZipFile, name: str) -> np.ndarray:
     with archive.open(name + ".npy") as member:
         array: np.ndarray = np.lib.format.read_array(member, allow_pickle=False)
-        if member.read():  # the checksum is compared once all bytes are read
+        if member.read():  # zipfile compares the checksum at the end
             raise ValueError(f"{name!r} isn't what was written")
     return array

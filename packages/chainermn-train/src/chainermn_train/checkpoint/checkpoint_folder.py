@@ -1,4 +1,4 @@
-"""The folder, or each rank's, in which a run has its checkpoints."""
+"""The folder of a run's checkpoints, which is one for all ranks, or one for each."""
 
 from __future__ import annotations
 
@@ -23,44 +23,44 @@ OPERATION = "checkpoint"
 
 
 class SaveNumber(NamedTuple):
-    """The number of a save; a later one of the same iteration is another attempt."""
+    """The number of a save; saves of the same iteration differ in their attempts."""
 
     iteration: Any  # an int, or the numbers in the name of a snapshot
     attempt: int
-    text: str  # in the names of files
+    text: str  # the number as it is written in the names of files
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """A run's files in one folder: ``<name>.<rank>.<iteration>``, or ``…-<attempt>``."""
+    """A run's files in one folder, called ``<name>.<rank>.<iteration>`` or ``…-<attempt>``."""
 
     path: Path
     name: str
 
     @property
     def pattern(self) -> str:
-        """A regular expression for the names of files that are whole."""
+        """A regular expression for the names of complete files."""
         number = r"(?P<text>(?P<iteration>\d+)(?:-(?P<attempt>\d+))?)"
         return rf"{re.escape(self.name)}\.(?P<rank>\d+)\.{number}"
 
     def file(self, number: SaveNumber, rank: int | str) -> Path:
-        """Return the path of a rank's file; of all ranks' with "*"."""
+        """Return the path of a rank's file; with "*", a pattern for the files of all ranks."""
         return self.path / f"{self.name}.{rank}.{number.text}"
 
     def number_of(self, match: re.Match[str]) -> SaveNumber:
-        """Return the number that is in the name of a file."""
+        """Return the save's number that a file's name contains."""
         return SaveNumber(
             int(match["iteration"]), int(match["attempt"] or 1), match["text"]
         )
 
     def listing(self) -> list[tuple[SaveNumber, int]]:
-        """Return saves and ranks whose files are there, whoever wrote them."""
+        """Return the save's number and the rank that the name of each complete file contains."""
         return [
             (self.number_of(match), int(match["rank"])) for match in self._matches("")
         ]
 
     def remove_unfinished(self) -> None:
-        """Remove files that were begun; other ranks may do so, too."""
+        """Remove incomplete files; other ranks may remove the same files meanwhile."""
         for match in self._matches(TEMPORARY):
             (self.path / match[0]).unlink(missing_ok=True)
 
@@ -74,7 +74,7 @@ class RunFiles:
 
 
 class _IncompleteError(DamagedError):
-    """Nothing is wrong with a checkpoint but that files are missing."""
+    """Files of a checkpoint are missing, and nothing else is wrong with it."""
 
 
 @dataclass
@@ -82,31 +82,31 @@ class Checkpoint:
     """A checkpoint that was read."""
 
     number: SaveNumber
-    # What each rank had, as far as others may need it.
+    # The state of each rank that saved, without arrays that no other rank needs.
     states: list[State]
-    own: int  # the number of the one that this rank loads, which is whole
+    own: int  # the index of the state that this rank loads, which has all its arrays
 
 
 @dataclass(eq=False)
 class CheckpointFolder:
-    """A run's checkpoints in the ranks' folders; methods are collective but where they say so.
+    """A run's checkpoints in the folders of all ranks.
 
-    ``_wanted`` has for each rank the number of the file whose state this rank loads. If
-    there are fewer files, the numbers begin again from 0.
+    A method is collective unless its docstring says that it isn't. ``_wanted`` has for
+    each rank the number of the file that the rank loads, modulo the number of files.
     """
 
     _comm: CommunicatorBase
     files: RunFiles
     _wanted: Sequence[int]
     is_begun: bool = False  # whether this job may save
-    _lock: IO[str] | None = None  # rank 0's
-    # Of each save, for each file, the rank that reads and removes it.
+    _lock: IO[str] | None = None  # only on rank 0
+    # For each save and each of its files, the rank that reads and removes the file.
     _readers: dict[SaveNumber, dict[int, int]] = field(default_factory=dict)
-    # Saves that can't be loaded, as far as is known.
+    # Saves that are known to be incomplete or damaged.
     _incomplete: set[SaveNumber] = field(default_factory=set)
 
     def _scan(self) -> None:
-        """Find out which files there are, and which rank reads each of them."""
+        """List the files, and choose the rank that reads each file."""
         self._readers = {}
         listings = allgather_checked(self._comm, OPERATION, self.files.listing)
         for reader, listing in enumerate(listings):
@@ -116,7 +116,7 @@ class CheckpointFolder:
                     readers[rank] = reader
 
     def _complete(self) -> list[SaveNumber]:
-        """Return the saves that can be loaded, as far as is known, the newest last."""
+        """Return the saves that may be complete, the newest last (not collective)."""
         return sorted(self._readers.keys() - self._incomplete)
 
     def next_number(self, iteration: int) -> SaveNumber:
@@ -137,10 +137,14 @@ class CheckpointFolder:
         return SaveNumber(iteration, attempt, text)
 
     def begin(self) -> None:
-        """Let this job alone save here, and remove what a killed one was writing.
+        """Lock the run's name for this job, and remove files that a killed job left incomplete.
 
-        Only the first call does so. ValueError on rank 0 if another job has not ended
-        within CHAINERMN_GRACE.
+        Only the first call does so.
+
+        Raises:
+            ValueError: on rank 0: another job still saves here after CHAINERMN_GRACE
+                seconds.
+            PeerError: another rank raised.
         """
         if self.is_begun:
             return
@@ -149,7 +153,7 @@ class CheckpointFolder:
         with raise_together(comm.handshake, OPERATION), advised(path):
             path.mkdir(parents=True, exist_ok=True)
             sync_folder(path.parent)
-            # There is a lock already if another rank failed when it was taken.
+            # Rank 0 has the lock already if another rank has failed here before.
             if comm.rank == 0 and self._lock is None:
                 self._lock = take_lock(path / f"{self.files.name}.lock")
                 weakref.finalize(self, self._lock.close)
@@ -159,17 +163,20 @@ class CheckpointFolder:
         self.is_begun = True
 
     def newest(self) -> Checkpoint | None:
-        """Read the newest complete checkpoint; say on rank 0 which were skipped, and why.
+        """Return the newest complete checkpoint, or None if there never was a complete one.
 
-        None if nothing was ever saved completely. RuntimeError if something was, but
-        nothing is complete now.
+        Rank 0 prints which newer saves were skipped, and why.
+
+        Raises:
+            RuntimeError: nothing is complete, although a checkpoint must have been.
         """
         self._scan()
         files = self.files
         found = None
         problems: list[str] = []
         iterations = set()
-        is_lost = False  # whether something else than the end of a job has left files
+        # Whether more is wrong with a save than what a killed job leaves.
+        is_lost = False
         for number in sorted(self._readers, reverse=True):
             try:
                 found = self._read(number)
@@ -194,14 +201,14 @@ class CheckpointFolder:
         return found
 
     def _read(self, number: SaveNumber) -> Checkpoint:
-        """Read a checkpoint, each file on one rank, and give all ranks the parts they need."""
+        """Read a checkpoint: one rank reads each file, and gives other ranks what they need."""
         comm = self._comm
         readers = self._readers[number]
         wanted = [rank % len(readers) for rank in self._wanted]
         files: dict[int, RankFile] = {}
 
         def read() -> list[str]:
-            """Read this rank's files; return in words what is wrong with them."""
+            """Read the files that this rank reads; return in words what is wrong with them."""
             problems = []
             for rank, reader in readers.items():
                 try:
@@ -231,7 +238,11 @@ class CheckpointFolder:
         return Checkpoint(number, states, wanted[comm.rank])
 
     def _read_file(self, number: SaveNumber, rank: int) -> RankFile:
-        """Return a file's contents; DamagedError unless they are what is looked for."""
+        """Return the contents of a file (not collective).
+
+        Raises:
+            DamagedError: the file isn't complete, or isn't the file that its name says.
+        """
         path = self.files.file(number, rank)
         file = read_rank_file(path)
         if (file.run, file.save, file.rank) != (self.files.name, number.text, rank):
@@ -244,11 +255,12 @@ class CheckpointFolder:
     def replace_by(
         self, number: SaveNumber, cp_interval: int, gc_interval: int
     ) -> Callable[[], None]:
-        """Count a save that all ranks have written; return what removes expired ones.
+        """Count a save that all ranks have written; return a function that removes expired saves.
 
-        Not collective. Saves before the newest ``cp_interval`` complete ones expire once
-        there are ``gc_interval`` of them, older attempts at an iteration do at once, and
-        so do incomplete saves before ``number``.
+        The method is not collective. The newest ``cp_interval`` complete saves never
+        expire. Older complete saves expire once there are ``gc_interval`` of them.
+        Older attempts at an iteration, and incomplete saves before ``number``, expire at
+        once.
         """
         self._readers[number] = {self._comm.rank: self._comm.rank}
         of_iteration = {number.iteration: number for number in self._complete()}
@@ -259,9 +271,10 @@ class CheckpointFolder:
         return self._remover(expired)
 
     def _remover(self, numbers: Iterable[SaveNumber]) -> Callable[[], None]:
-        """Count saves no more; return what removes this rank's files of them, in any thread.
+        """Forget saves; return a function that removes the files that this rank reads of them.
 
-        Not collective. A job that is killed meanwhile leaves an incomplete save.
+        The method is not collective. The function may run in any thread. A job that is
+        killed meanwhile leaves an incomplete save.
         """
         files = [
             self.files.file(number, rank)
@@ -277,9 +290,10 @@ class CheckpointFolder:
         return remove
 
     def clear(self) -> None:
-        """Remove all saves, the newest last, so that a job killed here can go on from there.
+        """Remove all saves, and let other jobs save here.
 
-        Other jobs may save here then.
+        The newest save is removed last, so that a job that is killed meanwhile can go on
+        from it.
         """
         newest = set(self._complete()[-1:])
         for numbers in self._readers.keys() - newest, newest:
@@ -291,6 +305,6 @@ class CheckpointFolder:
 
 
 def say(comm: CommunicatorBase, name: str, text: str) -> None:
-    """Print on rank 0 what a resume of a run does (not collective)."""
+    """Print a text on rank 0 that says what the resume of a run does (not collective)."""
     if comm.rank == 0:
         print(f"chainermn: checkpoint {name!r}: {text}", file=sys.stderr, flush=True)

@@ -38,13 +38,14 @@ class MultiNodeCheckpointer(Extension):
     """The extension that :func:`create_multi_node_checkpointer` makes.
 
     ``name``, ``comm``, ``cp_interval``, ``gc_interval``, ``path`` and ``background``
-    are that function's, which checks them, so nothing is raised here. To make a
-    checkpointer is not collective. Its methods are, but for :meth:`initialize` and
-    :meth:`get_stats`.
+    are the arguments of that function. The function checks them, so the class raises
+    nothing. Making a checkpointer is not collective. All methods are collective but
+    :meth:`initialize` and :meth:`get_stats`.
     """
 
     trigger = (1, "iteration")
-    # After all others, also after Chainer's snapshots, so their state is saved.
+    # The checkpointer runs after all other extensions, also after Chainer's snapshots,
+    # so that it saves their latest state.
     priority = -200
 
     def __init__(
@@ -56,7 +57,7 @@ class MultiNodeCheckpointer(Extension):
         path: str | None,
         background: bool,
     ) -> None:
-        # A trainer may change `name`, which is the extension's.
+        # A trainer may change `name`, which is also the name of the extension.
         self.run_name = self.name = name
         self.comm = comm
         self.cp_interval = cp_interval
@@ -82,14 +83,17 @@ class MultiNodeCheckpointer(Extension):
         self._reset()
 
     def _reset(self) -> None:
-        """Forget the folder, and all that is to be done there."""
-        self._folder: CheckpointFolder | None = None  # that of the first target
-        # The thread removes old saves, and writes this one in the background. It begins
-        # when the save is over, because it would take the core that the copies need.
+        """Forget the folder, and the work that is left to do there."""
+        self._folder: CheckpointFolder | None = None  # see `_folder_of`
+        # The tasks of the thread: to remove expired saves, and in the background to write
+        # this save. They begin when the call of `save` ends: before, they would take the
+        # core that the copies need.
         self._tasks: list[Callable[[], None]] = []
         self._futures: list[Future[None]] = []
+        # The save that the thread writes, until it is counted.
         self._written: SaveNumber | None = None
-        # The arrays that are written in the background. Fresh memory takes longer to fill.
+        # The arrays that the thread writes. The next save fills the same memory again,
+        # because fresh memory takes longer to fill.
         self._copies: State = {}
 
     def __call__(self, trainer: Any) -> None:
@@ -99,8 +103,8 @@ class MultiNodeCheckpointer(Extension):
     def save(self, target: Any, iteration: int | None = None) -> None:
         """Save the state of all ranks (collective).
 
-        The new checkpoint takes the place of an older one of that iteration. A job that
-        is killed meanwhile goes on from one or the other.
+        The new checkpoint replaces an older one of the same iteration. A job that is
+        killed meanwhile goes on from one of the two.
 
         Args:
             target: a trainer, or another object that has Chainer's ``serialize``.
@@ -114,9 +118,9 @@ class MultiNodeCheckpointer(Extension):
                 from which a resume would go on; or it differs between ranks; or another
                 checkpointer of this process, not yet finalized, or another job, saves
                 by the same name there.
-            OSError: a file (in the background, of the save before) could not be
-                written, or an older one could not be removed. The text names the file
-                and a remedy. Older checkpoints are as they were.
+            OSError: a file (in the background, a file of the previous save) could not be
+                written, or an older file could not be removed. The text names the file
+                and a remedy. Older checkpoints are unchanged.
             PeerError: another rank raised one of these.
         """
         with raise_together(self.comm.handshake, OPERATION) as call:
@@ -131,7 +135,7 @@ class MultiNodeCheckpointer(Extension):
         began = time.perf_counter()
         try:
             self._finish()
-        finally:  # an error of the save before is raised after this save
+        finally:  # an error of the previous save is raised after this save
             self._save(target, number, call.payloads[0].hex())
             self._seconds.append(time.perf_counter() - began)
 
@@ -157,7 +161,7 @@ class MultiNodeCheckpointer(Extension):
     def _write(
         self, files: RunFiles, number: SaveNumber, identity: str, state: State
     ) -> None:
-        """Write this rank's file, or have a copy written by the thread (collective)."""
+        """Write this rank's file, or copy the arrays for the thread to write (collective)."""
         comm = self.comm
         path = files.file(number, comm.rank)
 
@@ -167,8 +171,9 @@ class MultiNodeCheckpointer(Extension):
                 files.name, number.text, identity, comm.rank, comm.size, shared, own
             ).arrays()
 
-        # Ranks expect that the same arrays as at the last save are equal again. They
-        # compare while the disk is busy.
+        # Ranks expect that the same arrays as at the last save are equal again, and
+        # compare while the disk is busy. At the first save, and for the thread, they must
+        # compare before.
         if self.background or not self._alike:
             self._alike = names_alike(comm, state)
         with raise_together(comm.handshake, OPERATION):
@@ -189,7 +194,7 @@ class MultiNodeCheckpointer(Extension):
                     write_npz(file, arrays())
 
     def _copied(self, arrays: State) -> State:
-        """Return copies of arrays, in the memory of the last copies where they fit."""
+        """Return copies of arrays; a copy takes the memory of the last copy if that fits."""
         copies = {}
         for name, array in arrays.items():
             copy = self._copies.get(name)
@@ -201,16 +206,16 @@ class MultiNodeCheckpointer(Extension):
         return copies
 
     def _count(self, number: SaveNumber, finish: Callable[[], Any]) -> None:
-        """Count a save once ``finish`` has returned on all ranks (collective).
+        """Call ``finish``, and count the save if all ranks' calls return (collective).
 
-        The thread removes the saves that expire by this one.
+        The thread gets the task to remove the saves that have expired.
         """
         folder = self._folder
         assert folder is not None
         try:
             finish()
         except BaseException as error:
-            # Otherwise other ranks may count this save.
+            # After an error of this rank alone, other ranks may have counted the save.
             if is_raised_on_all(self.comm.handshake, error):
                 folder.files.file(number, self.comm.rank).unlink(missing_ok=True)
             raise
@@ -219,10 +224,10 @@ class MultiNodeCheckpointer(Extension):
         )
 
     def get_stats(self) -> str:
-        """Return in words how long saves have held this rank, in seconds (not collective).
+        """Return a text that says how long saves have held this rank (not collective).
 
-        The numbers follow ``avg=``, ``min=`` and ``max=``. Writing in the background
-        counts only as far as training waits for it.
+        The text has seconds after ``avg=``, ``min=`` and ``max=``. Time in which the
+        thread writes counts only if training waits for the thread.
         """
         times = self._seconds
         if not times:
@@ -233,14 +238,14 @@ class MultiNodeCheckpointer(Extension):
         )
 
     def flush(self) -> None:
-        """Wait until all is written in the background, and older files are gone (collective).
+        """Wait until the thread has written the last save and removed expired ones (collective).
 
         Raises:
-            OSError: a file could not be written.
-            PeerError: it failed on another rank.
+            OSError: a file could not be written or removed.
+            PeerError: another rank raised this error.
         """
         self._finish()
-        self._start()  # it removes what has expired
+        self._start()  # the thread removes the saves that have expired
         self._finish()
 
     def _start(self) -> None:
@@ -248,7 +253,7 @@ class MultiNodeCheckpointer(Extension):
         self._tasks = []
 
     def _finish(self) -> None:
-        """Wait for the thread, and count the save that it has written (collective)."""
+        """Wait for the thread, and count the save that the thread has written (collective)."""
         futures = self._futures
         number = self._written
         self._futures = []
@@ -279,10 +284,11 @@ class MultiNodeCheckpointer(Extension):
         If another number of ranks saved the checkpoint, every rank gets the state that
         was the same on all of them. Gradients that ``accumulate_steps`` had added up
         are dropped. An iterator with a :class:`DistributedOrderSampler` goes on behind
-        the last example that any rank has seen; another iterator is as far in its epoch
+        the last example that any rank has seen. Any other iterator is as far in its epoch
         as rank 0's was, in a new order unless ranks share the iterator. Random numbers are
-        drawn anew. Each rank gets the rest of the rank that had its number (more ranks
-        count again from rank 0 on). Rank 0 prints what begins anew.
+        drawn anew. Each rank gets all other state from the rank that had its number; if
+        there are more ranks now, they count again from rank 0. Rank 0 prints which state
+        begins anew.
 
         From now on a trainer also obeys a scheduler's warning. After SIGTERM or SIGUSR1
         on any rank all ranks save at the end of the iteration, and leave with exit
@@ -298,8 +304,8 @@ class MultiNodeCheckpointer(Extension):
             path: another folder to look in, this time. None for the folder of saves.
 
         Returns:
-            The iteration that training goes on from; None, with nothing changed, if
-            nothing was ever saved completely.
+            The iteration from which training goes on. None, with nothing changed, if
+            there never was a complete checkpoint.
 
         Raises:
             TypeError: ``trainer`` has no ``serialize``.
@@ -337,7 +343,8 @@ class MultiNodeCheckpointer(Extension):
     def initialize(self, trainer: Any) -> None:
         """Set random generators and optimizers' numbers as they were saved (not collective).
 
-        The script and other extensions may have drawn and set others since the load.
+        Since the load, the script and other extensions may have drawn random numbers and
+        set other values.
         """
         self._handled = sys.exc_info()[1]
         self._restore()
@@ -349,11 +356,11 @@ class MultiNodeCheckpointer(Extension):
     def finalize(self) -> None:
         """Remove all checkpoints, unless training ended by an exception (collective).
 
-        Without a trainer, call this method when all is done.
+        Without a trainer, call this method when training has ended.
 
         Raises:
-            OSError: a file could not be written in the background. Then the older
-                checkpoints are kept.
+            OSError: the thread could not write a file. Then the older checkpoints are
+                kept.
             ValueError: another job saves by the same name there.
             PeerError: another rank raised one of these.
         """
@@ -368,7 +375,7 @@ class MultiNodeCheckpointer(Extension):
             self._reset()
 
     def _folder_of(self, target: Any) -> CheckpointFolder:
-        """Return the folder of the first target until all is finalized."""
+        """Return the folder; the first target since :meth:`finalize` decides on it."""
         if self._folder is None:
             path = self.path
             if path is None:

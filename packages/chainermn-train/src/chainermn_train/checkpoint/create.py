@@ -26,30 +26,30 @@ def create_multi_node_checkpointer(
     counters) is saved once: each rank writes a part of this state into its file
     ``<name>.<rank>.<iteration>``. The file also has the state that is the rank's own,
     such as how far the rank is in its examples, and the random generators of NumPy and
-    Python. A checkpoint is complete when all files are there and whole, so a job may be
-    killed at any time; an incomplete one is never loaded. ``maybe_load`` loads a
-    checkpoint on any number of ranks. Ranks may share the folder, or each have their
-    own on their node, to which they must come back.
+    Python. A checkpoint is complete when all files are there and undamaged. A job may be
+    killed at any time, because an incomplete checkpoint is never loaded. ``maybe_load``
+    loads a checkpoint on any number of ranks. Ranks may share one folder, or each have a
+    folder on their own node; then a resumed job must run on the same nodes.
 
         checkpointer = create_multi_node_checkpointer("run", comm)
         trainer.extend(checkpointer, trigger=(25, "iteration"))
         checkpointer.maybe_load(trainer, optimizer)  # after all other extensions are there
         trainer.run()
 
-    Without a ``trigger`` the extension saves at every iteration. Its name in the
-    trainer is the run's.
+    Without a ``trigger`` the extension saves at every iteration. The trainer knows the
+    extension by the name of the run.
 
     When training has finished without an error on this rank, all checkpoints are
     removed.
 
     Args:
-        name: of the run, the same on all ranks; the names of files begin with it.
+        name: the name of the run, the same on all ranks. File names begin with it.
         comm: the ranks that train together.
         cp_interval: how many checkpoints are kept at least.
         gc_interval: older checkpoints are removed as soon as there are this many.
-        path: the folder, which is made if need be. None for the ``out`` of the first
-            target that is saved or loaded, if it has a path of this name (a trainer
-            has), or else for ``result``.
+        path: the folder, which is made if need be. None for the folder ``out`` of the
+            first target that is saved or loaded, as a trainer has it; for ``result`` if
+            the target has none.
         background: hold training only while ranks compare checksums of the state and
             copy their parts, which takes as much memory; a thread writes the copies.
             Errors in writing are raised at the next save or

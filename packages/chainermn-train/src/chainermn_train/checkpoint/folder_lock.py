@@ -1,4 +1,4 @@
-"""A lock of the kernel's, by which one job at a time saves under a name; it ends with the job."""
+"""A lock of the kernel by which one job at a time saves under a name; the job's end frees it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import IO
 
 from ..leaving import grace_seconds
 
-RETRY_SECONDS = 0.1  # a server of files hardly notices
-# What is raised where a file system has no locks.
+RETRY_SECONDS = 0.1  # seldom enough for a server of files
+# The errors of `flock` on file systems that have no locks.
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
@@ -38,7 +38,8 @@ def take_lock(path: Path) -> IO[str]:
             file.close()  # the last holder has removed the file meanwhile
         except BlockingIOError:
             file.close()
-            # Nothing may refer to its checkpointer but an exception that was handled.
+            # The lock may be held by a checkpointer of this process that nothing refers to
+            # but the traceback of an exception that was handled.
             gc.collect()
             if time.monotonic() > until:
                 raise ValueError(
@@ -63,6 +64,6 @@ def take_lock(path: Path) -> IO[str]:
     since = time.strftime("%Y-%m-%d %H:%M:%S")
     file.write(f"{socket.gethostname()}, process {os.getpid()}, since {since}")
     file.flush()
-    # A worker process may outlive the one that holds the lock.
+    # A worker process may outlive this process, and must not hold the lock then.
     os.register_at_fork(after_in_child=file.close)
     return file

@@ -1,4 +1,4 @@
-"""A rank's state is saved, and loaded, also on another number of ranks."""
+"""How a rank's state is saved, and how any number of ranks load it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from .checkpoint_folder import OPERATION, say
 from .state_dict import StateError, load_state_dict, optimizers_of, state_dict
 
 RANDOM = RESERVED_PREFIX + "random"
-# Text of what `epoch_positions` returns.
+# The result of `epoch_positions`, as JSON.
 _POSITIONS = RESERVED_PREFIX + "positions"
-# Of a multi-node optimizer: counts of updates since its last step.
+# A multi-node optimizer saves under this name how many gradients it has added up.
 _ADDED_UP = "chainermn/accumulation/counts"
 
 
 def saved_state(target: Any) -> State:
-    """Return the state of ``target`` and where its iterators are; see :func:`state_dict`."""
+    """Return the state of ``target``, as :func:`state_dict` does, and its iterators' positions."""
     state = state_dict(target)
     state[_POSITIONS] = np.array(json.dumps(epoch_positions(target)))
     return state
@@ -44,13 +44,16 @@ def load(
     own: int,
     optimizer: Any = None,
 ) -> list[Restorer]:
-    """Load the state that a rank had whose number was ``own`` (collective).
+    """Load the state of the rank that had the number ``own`` (collective).
 
-    ``states`` are those of all ranks that there were, as far as others need them.
-    StateError, with a part of the state loaded, if it doesn't fit. Rank 0 says what
-    begins anew with another number of ranks. Optimizers of the target, and
-    ``optimizer``, needn't broadcast if ranks have the same now. :func:`restore` takes
-    the returned functions when training begins.
+    ``states`` has the state of each rank that saved, without arrays that no other rank
+    needs. If the number of ranks has changed, rank 0 prints which state begins anew.
+    Optimizers of the target, and ``optimizer``, needn't broadcast if their ranks have
+    the same state now. When training begins, the caller passes the returned functions to
+    :func:`restore`.
+
+    Raises:
+        StateError: the state doesn't fit the target, which may be partly loaded.
     """
     state = dict(states[own])
     has_same_size = len(states) == comm.size
@@ -106,7 +109,7 @@ def _move_iterators(
     own: int,
     state: State,
 ) -> list[str]:
-    """Adapt the state of iterators to this rank; return in words which of it begins anew."""
+    """Adapt the iterators' entries of ``state`` to this rank; return in words what begins anew."""
     positions = json.loads(str(state[_POSITIONS]))
     prefix = "" if target is updater_of(target) else "updater/"
     anew: list[str] = []
@@ -117,7 +120,7 @@ def _move_iterators(
         else:
             if name in positions:
                 _require_examples(name, iterator, positions[name][0])
-            # Its order of a shared permutation isn't this rank's.
+            # Ranks share a permutation, and another rank saved its own part of it.
             is_moved = own != comm.rank and distributed_sampler(iterator) is not None
         if is_moved:
             anew += move_iterator(iterator, name, path, states, state, positions)
@@ -125,10 +128,10 @@ def _move_iterators(
 
 
 def restore(comm: CommunicatorBase, run: str, restorers: Sequence[Restorer]) -> None:
-    """Set saved numbers that may have been set since; say which ones the script had otherwise.
+    """Set saved numbers again; print on rank 0 which numbers the script had set otherwise.
 
-    Extensions may set optimizers' numbers when they are initialised, so this function is
-    called after that.
+    Extensions may set optimizers' numbers when they are initialised, so the caller must
+    wait until all extensions are initialised.
     """
     replaced = [words for restorer in restorers for words in restorer()]
     if replaced:
@@ -141,7 +144,7 @@ def restore(comm: CommunicatorBase, run: str, restorers: Sequence[Restorer]) -> 
 
 
 def _drop_added_gradients(state: State) -> list[str]:
-    """Let optimizers begin a step anew; return in words which state is dropped."""
+    """Drop gradients that optimizers have added up; return in words what was dropped."""
     dropped = []
     for name, counts in state.items():
         if name.endswith(_ADDED_UP) and counts[0] > 0:

@@ -1,4 +1,4 @@
-"""Snapshots of several ranks: those that have the same state share one file."""
+"""Snapshots of several ranks: ranks that have the same state share one file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .state_dict import StateError
 
 # An int64 array of shape (): how many ranks took the snapshot.
 _RANKS = RESERVED_PREFIX + "ranks"
-# As Python writes what isn't negative.
+# A regular expression for a number as Python writes it; negative numbers don't occur.
 _NUMBER = r"\d+(?:\.\d+)?(?:e[-+]?\d+)?"
 
 
@@ -43,25 +43,27 @@ def multi_node_snapshot(
 ) -> MultiNodeSnapshot:
     """Make a snapshot extension write one file for each set of ranks that have the same state.
 
-    For trainers that are the same on all ranks but, say, for reports on rank 0. With
-    ``autoload`` all ranks load their set's file, also if the number of ranks has changed
-    since. So the state must belong to no rank, unlike that of iterators over different
-    examples. Use :func:`create_multi_node_checkpointer` to go on exactly as before.
+    Use this function if trainers have the same state on all ranks, apart from reports on
+    rank 0, say. With ``autoload`` each rank loads the file of its set, also if the number
+    of ranks has changed. So no state may belong to one rank, as the state of iterators
+    over different examples does. Use :func:`create_multi_node_checkpointer` to go on
+    exactly as before.
 
         snapshot = multi_node_snapshot(comm, extensions.snapshot(autoload=True), [0])
         trainer.extend(snapshot, trigger=(1, "epoch"))  # files of rank 0, and of all others
 
-    A file's name is that of the snapshot, followed by ``.<number of the set>``. With
+    A file's name is the name of the snapshot, followed by ``.<number of the set>``. With
     ``autoload`` the file name is a string in which nothing but numbers differ, such as
-    ``{.updater.iteration}``. The largest numbers are those of the newest snapshot.
-    Nothing is pickled, nor unpickled. Unlike with a checkpointer, nothing notices if two
-    jobs save under one name.
+    ``{.updater.iteration}``. The newest snapshot has the largest numbers in its name.
+    Nothing is pickled or unpickled. Unlike a checkpointer, this extension doesn't notice
+    if two jobs save under one name.
 
     Args:
         comm: the ranks that train together.
         snapshot: made by :func:`chainer.training.extensions.snapshot`.
-        replica_sets: each a rank or several ranks; all ranks that are not named are one
-            more set. The same on all ranks. ``[]`` means that all have the same state.
+        replica_sets: the sets, the same on all ranks. A set is one rank or several. The
+            ranks that are in no set make one more set. ``[]`` means that all ranks have
+            the same state.
 
     Returns:
         The extension, to be used on all ranks (collective when it is called and
@@ -73,8 +75,8 @@ def multi_node_snapshot(
             ``autoload`` and a function for its file name.
 
     Warns:
-        RuntimeWarning: on rank 0, if ``snapshot`` is to be taken on errors, too. None is taken
-            then, because other ranks, which may have no error, can't take part.
+        RuntimeWarning: on rank 0, if ``snapshot`` is to be taken on errors, too. No snapshot
+            is taken on an error, because other ranks may have no error and can't take part.
     """
     comm = require_communicator(comm, "multi_node_snapshot")
     if not isinstance(snapshot, _Snapshot):
@@ -104,10 +106,10 @@ def multi_node_snapshot(
 class MultiNodeSnapshot(Extension):
     """The extension that :func:`multi_node_snapshot` makes; a copy has the same communicator.
 
-    ``comm`` and ``snapshot`` are those of that function; ``named`` are the ranks of
-    each replica set but that of all others (ValueError if a rank is named twice).
-    Making the extension is not collective; calling and initializing it is. Pickling it
-    raises TypeError.
+    ``comm`` and ``snapshot`` are the arguments of that function. ``named`` has the ranks
+    of each replica set, except the set of all other ranks. A rank that is named twice
+    raises ValueError, and pickling the extension raises TypeError. Making the extension
+    is not collective; calling and initializing it is.
     """
 
     default_name = "multi_node_snapshot"
@@ -125,8 +127,8 @@ class MultiNodeSnapshot(Extension):
                 "set at most"
             )
         self.trigger = snapshot.trigger
-        # After all other extensions, like a checkpointer: their state is saved, and the
-        # numbers that they set when they are initialised are replaced.
+        # Like a checkpointer, the snapshot comes after all other extensions. So it saves
+        # their state, and replaces the numbers that they set when they are initialised.
         self.priority = min(snapshot.priority, MultiNodeCheckpointer.priority)
         self._comm = comm
         self._sets = sets
@@ -143,13 +145,13 @@ class MultiNodeSnapshot(Extension):
         self._snapshot = copy.copy(snapshot)
         self._snapshot.autoload = False
         self._filename = snapshot.filename
-        if not callable(self._filename):  # stale files are found by this name
+        if not callable(self._filename):  # Chainer finds stale files by this name
             self._snapshot.filename = f"{self._filename}.{self._set}"
 
     def __call__(self, trainer: Any) -> None:
         """Take a snapshot of each set for whose first rank the condition holds (collective).
 
-        All ranks serialize, since some objects can only do so together.
+        All ranks serialize, because some objects need all ranks for that.
         """
         comm = self._comm
 
@@ -170,11 +172,11 @@ class MultiNodeSnapshot(Extension):
                 self._write(trainer, state, next(filter(None, tokens)))
 
     def initialize(self, trainer: Any) -> None:
-        """Load the newest snapshot, if ``autoload`` says so (collective).
+        """Load the newest complete snapshot, if ``autoload`` says so (collective).
 
-        A snapshot is incomplete if a set's file is missing or can't be read. Incomplete
-        ones are passed over, and rank 0 says so. Another number of ranks loads a
-        snapshot as it loads a checkpoint.
+        A snapshot is incomplete if the file of a set is missing or can't be read. Rank 0
+        prints which incomplete snapshots were skipped. Another number of ranks loads a
+        snapshot as it would load a checkpoint.
 
         Raises:
             RuntimeError: on all ranks: there are snapshots, but none is complete.
@@ -191,7 +193,7 @@ class MultiNodeSnapshot(Extension):
             self._snapshot.initialize(trainer)
 
     def finalize(self) -> None:
-        """Wait for a writer in the background, and raise its error (not collective)."""
+        """Wait for a writer in the background, and raise the writer's error (not collective)."""
         self._snapshot.finalize()
 
     def _target(self, trainer: Any) -> Any:
@@ -201,7 +203,7 @@ class MultiNodeSnapshot(Extension):
         return _SnapshotFiles(Path(trainer.out), f"{self._filename}")
 
     def _stem(self, trainer: Any) -> str:
-        """Return the name of files now, without the numbers of their sets."""
+        """Return the name of a snapshot taken now, to which files add the number of their set."""
         if callable(self._filename):
             return f"{self._filename(trainer)}"
         stem: str = self._filename.format(trainer)
@@ -229,7 +231,7 @@ class MultiNodeSnapshot(Extension):
             own=state,
         )
         arrays = file.arrays()
-        if not isinstance(writer, SimpleWriter):  # it writes while training goes on
+        if not isinstance(writer, SimpleWriter):  # others write while training goes on
             arrays = {key: array.copy() for key, array in arrays.items()}
         with advised(Path(trainer.out) / name):
             writer(name, trainer.out, arrays)
@@ -240,7 +242,7 @@ class MultiNodeSnapshot(Extension):
         found = CheckpointFolder(comm, files, self._set_of).newest()
         if found is None:
             return
-        # All ranks but those that are named are one more set, if there are any.
+        # Ranks that were not named may have made one more set.
         count = len(found.states)
         with raise_together(comm.handshake, OPERATION):
             if not self._set < count <= self._named + 1:
@@ -254,7 +256,7 @@ class MultiNodeSnapshot(Extension):
 
 
 class _SnapshotFiles(RunFiles):
-    """Snapshots, called by a format string whose fields are numbers, and by their set's number."""
+    """Files of snapshots, called by a format string of numbers and by the number of a set."""
 
     @property
     def pattern(self) -> str:

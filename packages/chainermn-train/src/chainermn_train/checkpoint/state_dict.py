@@ -16,8 +16,9 @@ from ..optimizers import MultiNodeOptimizer
 from ..trainer_introspection import updater_of
 from .checked_file import RESERVED_PREFIX, State
 
-# Names of the state that a trainer may have had beside models and optimizers, and of
-# entries that are read where they are needed.
+# A regular expression for the names of entries that needn't be read: the state of
+# iterators, extensions and triggers that the trainer no longer has, and entries that
+# other functions read.
 _MAY_BE_LEFT = re.compile("(updater/)?iterator:|extension|stop_trigger|.*chainermn")
 # The names of values that are None, which NumPy stores only by pickling.
 _NONE = RESERVED_PREFIX + "none"
@@ -37,9 +38,13 @@ def require_serializable(target: Any) -> None:
 
 
 def state_dict(target: Any) -> State:
-    """Return the state of ``target``: arrays in host memory, which may change with it.
+    """Return the state of ``target`` as arrays in host memory.
 
-    TypeError: it has no ``serialize``, or a value that only pickle could store.
+    An array may share its memory with the target, and change when the target changes.
+
+    Raises:
+        TypeError: ``target`` has no ``serialize``, or a value that only pickle could
+            store.
     """
     require_serializable(target)
     serializer = DictionarySerializer()
@@ -64,11 +69,13 @@ def state_dict(target: Any) -> State:
 
 
 def load_state_dict(target: Any, state: State) -> list[Restorer]:
-    """Load a state into ``target``; return what sets its optimizers' numbers again.
+    """Load a state into ``target``; return functions that set its optimizers' numbers again.
 
-    StateError, with a part of the state loaded, if it doesn't fit. Every entry of a
-    model or an optimizer must be read. Iterators and extensions of a trainer may be
-    fewer than were saved.
+    Every entry of a model or an optimizer must be read. A trainer may have fewer
+    iterators and extensions than were saved.
+
+    Raises:
+        StateError: the state doesn't fit the target, which may be partly loaded.
     """
     stored = dict(state)
     for name in json.loads(str(stored.get(_NONE, "[]"))):
@@ -116,10 +123,10 @@ def _serialize_settings(target: Any, serializer: Any) -> None:
 
 
 class _CheckedDeserializer(NpzDeserializer):
-    """Refuses arrays that NumPy would broadcast to the shape that is there, or round."""
+    """A deserializer that refuses arrays which NumPy would broadcast or round to fit."""
 
-    # Children share these: the names that were asked for, and the restorers that
-    # optimizers add.
+    # All children share the set of names that were asked for, and the list to which
+    # optimizers add restorers.
     read: set[str]
     restorers: list[Restorer]
 
@@ -154,9 +161,10 @@ class _CheckedDeserializer(NpzDeserializer):
         return super().__call__(key, value)
 
     def _is_of_rule_without_state(self) -> bool:
-        """Return whether the parameter of this path's update rule had no values.
+        """Return whether this path's update rule had no state, as its parameter had no values.
 
-        Multi-node optimizers know that; Chainer's own, in a trainer, raise KeyError.
+        For such a rule, Chainer's own optimizers would raise KeyError. Multi-node
+        optimizers don't ask for the state.
         """
         param = self.path.replace("optimizer:", "model:").rstrip("/")
         return param in self.npz and self.npz[param].dtype == object
