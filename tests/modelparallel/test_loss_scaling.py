@@ -208,6 +208,20 @@ def test_a_chain_list_refuses_scales_of_each_rank(comm, wrapped, in_a_chain):
     assert optimizer.t == 2
 
 
+def test_parallel_links_name_the_remedy_where_scales_part(comm):
+    """As soon as the gradients of one rank alone have overflowed."""
+    case = split(comm)
+    case.optimizer.loss_scaling(INTERVAL)
+    text = r"^backward of gather_output of ColumnParallelLinear.*chainermn\.share_loss_scale"
+    with pytest.raises(RankMismatchError, match=text):
+        update_often(case)
+
+
+def update_often(case: Case) -> None:
+    for _ in range(UPDATES):
+        case.optimizer.update(case.lossfun)
+
+
 def not_dynamic(optimizer):
     optimizer.set_loss_scale(8.0)
 

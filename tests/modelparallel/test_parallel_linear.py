@@ -190,18 +190,46 @@ def freeze(path: str) -> Any:
     return change
 
 
+def replace_last(optimizer: Any) -> None:
+    model = optimizer.target
+    if model.hidden.comm.rank == 0:
+        del model.last
+        model.add_link("last", L.Linear(5, 2))
+        optimizer.setup(model)
+
+
+def update_twice(optimizer: Any, x: np.ndarray) -> None:
+    optimizer.update(optimizer.target, x)
+    optimizer.update(optimizer.target, x)
+
+
+VALUES = (
+    r"of shape .* must be the same on all ranks, but differ: the ranks' norms are \["
+)
+
+
 @pytest.mark.sizes(2, 3, 4)
 @pytest.mark.parametrize(
-    "change", [clip, freeze("/first/W"), freeze("/last/W"), freeze("/output/b")]
+    ("change", "text"),
+    [
+        (clip, VALUES),
+        (freeze("/first/W"), rf"^ColumnParallelLinear on rank \d: values {VALUES}"),
+        (freeze("/last/W"), "^backward of RowParallelLinear on .* frozen or loaded"),
+        (freeze("/output/b"), rf"^RowParallelLinear on rank \d: b {VALUES}"),
+        (replace_last, "^backward of RowParallelLinear on .* parameter was replaced"),
+    ],
 )
-def test_replicas_that_part_raise_at_the_next_step_on_all_ranks(comm, random, change):
+def test_replicas_that_part_raise_at_the_next_step_on_all_ranks(
+    comm, random, change, text
+):
+    """By the name of the link, and with the likely causes."""
     x = random.standard_normal((3, 6)).astype("f")
     model = Model(comm)
     optimizer = chainer.optimizers.SGD(0.1).setup(model)
     change(optimizer)
-    optimizer.update(model, x)
-    with pytest.raises(RankMismatchError, match="MultiNodeGradientClipping"):
-        model(x).backward()
+    with pytest.raises(RankMismatchError, match=text) as caught:
+        update_twice(optimizer, x)
+    assert "MultiNodeGradientClipping" in str(caught.value)
     assert ColumnParallelLinear(6, 8, comm, initialW=1)(x).shape == (3, 8)
 
 

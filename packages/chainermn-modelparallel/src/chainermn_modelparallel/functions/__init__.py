@@ -15,6 +15,7 @@ from .collectives import (
     reduce_scatter,
     scatter,
 )
+from .control_dependencies import Variables as Variables
 from .control_dependencies import empty_on_device_of as empty_on_device_of
 from .control_dependencies import pseudo_connect
 from .ordered_function import SCOPE as SCOPE

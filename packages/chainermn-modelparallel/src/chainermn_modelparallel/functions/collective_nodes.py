@@ -60,7 +60,7 @@ OPS: dict[str, tuple[Operation, str]] = {
     "alltoall": (lambda comm, xs, _: comm.alltoall(xs), "alltoall"),
     "allgather": (lambda comm, xs, _: comm.allgather(xs[0]), "reduce_scatter"),
     "reduce_scatter": (lambda comm, xs, _: (comm.reduce_scatter(xs),), "allgather"),
-    "allreduce": (lambda comm, xs, _: (comm.allreduce(xs[0]),), "allreduce"),
+    "sum": (lambda comm, xs, _: (comm.allreduce(xs[0]),), "sum"),
     "mean": (lambda comm, xs, _: (comm.multi_node_mean(xs[0]),), "mean"),
     # From values that are equal on all ranks to a region that ranks share out: the
     # values themselves, or this rank's own.
@@ -68,7 +68,7 @@ OPS: dict[str, tuple[Operation, str]] = {
     "split_to_region": (lambda comm, xs, _: (xs[comm.rank],), "gather_from_region"),
 }
 # And back: their sum, or all of them.
-OPS["reduce_from_region"] = (OPS["allreduce"][0], "copy_to_region")
+OPS["reduce_from_region"] = (OPS["sum"][0], "copy_to_region")
 OPS["gather_from_region"] = (OPS["allgather"][0], "split_to_region")
 
 # Operations whose inputs ranks have alike, forward and backward.
@@ -84,7 +84,7 @@ class Inputs(NamedTuple):
     root: int = 0  # of operations that have one
     signature: Signature = ()  # what else must be equal on all ranks
     # Nor these arrays, whose values must be equal on all ranks.
-    replicas: Arrays = ()
+    replicas: Variables = ()
 
 
 def apply_collective(
@@ -111,7 +111,7 @@ def apply_collective(
         inputs = make_inputs()
         replicas = inputs.replicas
         if op in _TAKE_EQUAL_VALUES:
-            replicas += tuple([variable.array for variable in inputs.variables])
+            replicas += inputs.variables
         projections = project(replicas)
     variables = inputs.variables + inputs.control_inputs
     call = handshake(

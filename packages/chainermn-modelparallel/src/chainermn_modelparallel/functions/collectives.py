@@ -168,10 +168,7 @@ def allreduce(comm: CommunicatorBase, x: Any, op: str = "sum") -> Variable:
         variables = (check_variable("x", x, comm.rank),)
         return Inputs(variables, signature=(("op", op), *array_specs(variables)))
 
-    name = "allreduce"
-    if op == "mean":
-        name = "mean"
-    return apply_collective(comm, name, make_inputs, "allreduce")[0]
+    return apply_collective(comm, op, make_inputs, "allreduce")[0]
 
 
 def reduce_scatter(comm: CommunicatorBase, xs: Sequence[Any]) -> Variable:

@@ -142,9 +142,8 @@ class SendFunction(EdgeFunction):
             return
         with_graph = peer if header.differentiable else rank
         raise RankMismatchError(
-            f"{call}: rank {with_graph} runs it with enable_double_backprop=True and rank "
-            f"{rank + peer - with_graph} without, so a second derivative would lack a part; use "
-            "it on both ranks"
+            f"{call}: rank {with_graph} runs it with enable_double_backprop=True and the other "
+            "rank without, so a second derivative would lack a part; use it on both ranks"
         )
 
 
@@ -239,7 +238,7 @@ def make_outputs(
         outputs = node.apply((start,))
     variables: Variables = ()
     for index, array in enumerate(arrays):
-        if node is not None and (leads_back or header.requires_grad_mask[index]):
+        if outputs and (leads_back or header.requires_grad_mask[index]):
             variables += (outputs[index],)
         else:
             variables += (Variable(array, requires_grad=False),)

@@ -15,23 +15,26 @@ from chainer.backends import cuda
 
 from chainermn_comm import RankMismatchError
 
-from .control_dependencies import Arrays
+from .control_dependencies import Variables
 
 _ADVICE = (
-    "ranks that divide a model need the same inputs, and the same values of all parameters "
-    "that are not divided. Read the same batches on all of them (create_multi_node_iterator), "
-    "seed them alike, and replace hooks that take the norm of one rank's gradients "
-    "(GradientClipping, GradientLARS) by chainermn.MultiNodeGradientClipping"
+    "Ranks that divide a model need the same inputs, the same parameters but for those that are "
+    "divided, and the same loss scale. Look for one of these causes: ranks read different "
+    "batches (use create_multi_node_iterator) or are seeded differently; a link or parameter "
+    "was replaced, frozen or loaded on some ranks only; a hook takes the norm of one rank's "
+    "gradients (replace GradientClipping and GradientLARS by "
+    "chainermn.MultiNodeGradientClipping); loss_scaling() lets each rank adapt a scale of its "
+    "own (call chainermn.share_loss_scale)"
 )
 
 
-def project(arrays: Arrays) -> bytes:
-    """Return two float64 numbers of each array: a projection, and the norm.
+def project(variables: Variables) -> bytes:
+    """Return two float64 numbers of each variable: a projection, and the norm.
 
     The projection depends on each element and its place. Where values differ, it
     differs by about as much as they do.
     """
-    return b"".join([_projection_and_norm(array) for array in arrays])
+    return b"".join([_projection_and_norm(each.array) for each in variables])
 
 
 def _projection_and_norm(array: Any) -> bytes:
@@ -49,7 +52,7 @@ def _projection_and_norm(array: Any) -> bytes:
 
 
 def check_equal(
-    operation: str, payloads: list[bytes], arrays: Arrays, rank: int
+    operation: str, payloads: list[bytes], variables: Variables, rank: int
 ) -> None:
     """Raise RankMismatchError, on all ranks alike, if their projections differ.
 
@@ -58,14 +61,15 @@ def check_equal(
     """
     if len(set(payloads)) == 1:  # nearly always
         return
-    numbers = np.frombuffer(b"".join(payloads)).reshape(len(payloads), len(arrays), 2)
-    for array, (projections, norms) in zip(
-        arrays, numbers.transpose(1, 2, 0), strict=True
+    numbers = np.frombuffer(b"".join(payloads)).reshape(len(payloads), -1, 2)
+    for variable, (projections, norms) in zip(
+        variables, numbers.transpose(1, 2, 0), strict=True
     ):
-        digits = np.finfo(array.dtype).eps ** (2 / 3)
+        digits = np.finfo(variable.dtype).eps ** (2 / 3)
         tolerance = digits * norms.max()
         if not np.allclose(projections, projections[0], 0, tolerance, equal_nan=True):
             raise RankMismatchError(
-                f"{operation} on rank {rank}: values of shape {array.shape} differ between "
-                f"ranks, where their norms are {norms.tolist()}: {_ADVICE}"
+                f"{operation} on rank {rank}: {variable.name or 'values'} of shape "
+                f"{variable.shape} must be the same on all ranks, but differ: the ranks' norms "
+                f"are {norms.tolist()}. {_ADVICE}"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import chainer
@@ -18,6 +19,7 @@ from chainermn_comm.numbers import integer_between
 
 from ..functions import (
     Inputs,
+    Variables,
     apply_collective,
     array_specs,
     check_communicator,
@@ -110,18 +112,21 @@ class _ParallelLinear(ShardedLink, L.Linear):
         if is_drawn and isinstance(serializer, chainer.Deserializer):
             initializer.checksum = 0
 
+    def _apply(
+        self, op: str, make_inputs: Callable[[], Inputs], part: str = ""
+    ) -> Variables:
+        """Apply an operation of a region; reports and errors name the link, or a part of it."""
+        return apply_collective(self.comm, op, make_inputs, part + type(self).__name__)
+
     def _inputs(self, x: Variable) -> Inputs:
         """Return inputs that let ranks compare what they must have alike in this link."""
-        replicas: tuple[Any, ...] = ()
-        if self._axis == 1 and self.b is not None:
-            replicas = (self.b.array,)
         # A parameter that a user has put there has another initializer.
         checksum = getattr(self.W.initializer, "checksum", 0)
-        return Inputs(
-            (x,),
-            signature=(*array_specs((x,)), (_DRAWN, checksum)),
-            replicas=replicas,
-        )
+        signature = (*array_specs((x,)), (_DRAWN, checksum))
+        replicas = [
+            param for param in self.params() if self._sharding(param).kind == "replica"
+        ]
+        return Inputs((x,), signature=signature, replicas=tuple(replicas))
 
 
 class ColumnParallelLinear(_ParallelLinear):
@@ -190,15 +195,16 @@ class ColumnParallelLinear(_ParallelLinear):
             chainer.utils.type_check.InvalidType: of :class:`chainer.links.Linear`, for
                 a shape that doesn't fit.
         """
-
-        def make_inputs() -> Inputs:
-            return self._inputs(check_variable("x", x, self.comm.rank))
-
-        (whole,) = apply_collective(self.comm, "copy_to_region", make_inputs)
+        (whole,) = self._apply(
+            "copy_to_region",
+            lambda: self._inputs(check_variable("x", x, self.comm.rank)),
+        )
         y = super().forward(whole)
         if not self.gather_output:
             return y
-        parts = apply_collective(self.comm, "gather_from_region", lambda: Inputs((y,)))
+        parts = self._apply(
+            "gather_from_region", lambda: Inputs((y,)), "gather_output of "
+        )
         return F.concat(parts, axis=1)
 
 
@@ -266,8 +272,8 @@ class RowParallelLinear(_ParallelLinear):
 
         own = x
         if not self.input_is_parallel:
-            (own,) = apply_collective(self.comm, "split_to_region", make_parts)
-        (y,) = apply_collective(self.comm, "reduce_from_region", make_inputs)
+            (own,) = self._apply("split_to_region", make_parts, "x of ")
+        (y,) = self._apply("reduce_from_region", make_inputs)
         if self.b is None:
             return y
         return F.bias(y, self.b)
