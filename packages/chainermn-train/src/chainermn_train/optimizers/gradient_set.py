@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import chainer
+import numpy as np
 from chainer.backend import get_array_module
 
 from ..optimizer_state import saved_value
@@ -156,11 +157,17 @@ def set_scale(params: Iterable[Any], scale: float | None) -> None:
 
 
 def multiply_gradients(params: Iterable[Any], factor: float) -> None:
-    """Multiply the gradients of these parameters, or of these :class:`Gradient` objects."""
+    """Multiply the gradients of these parameters, or of these :class:`Gradient` objects.
+
+    A small factor would be zero in float16, so products are taken in float32 or wider.
+    """
     for each in params:
         if each.grad is not None:
-            product = each.grad * each.grad.dtype.type(factor)
-            each.grad = get_array_module(each.grad).asarray(product)
+            dtype = each.grad.dtype
+            wide = np.result_type(dtype, np.float32)
+            product = each.grad.astype(wide, copy=False) * wide.type(factor)
+            # An operation on a 0-d array gives a scalar.
+            each.grad = get_array_module(each.grad).asarray(product, dtype)
 
 
 def _copy_of(param: Any, array: Any) -> Any:
