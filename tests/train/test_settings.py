@@ -104,6 +104,19 @@ def test_it_is_repaired_once_where_that_was_asked_for(naive, change, text):
     assert settings.count(settings[0]) == naive.size
 
 
+@pytest.mark.parametrize("kind", [chainer.optimizers.Adam, chainer.optimizers.MSVAG])
+def test_what_is_frozen_on_one_rank_is_named_before_its_effects(naive, kind):
+    actual = kind()
+    optimizer = create_multi_node_optimizer(actual, naive).setup(Model(0))
+    update(optimizer, 2)
+    if naive.rank == 0:
+        freeze(optimizer)
+    with pytest.raises(
+        RankMismatchError, match="disagree on enabled of update rule of parameter"
+    ):
+        update(optimizer, 9)
+
+
 ARGUMENTS = {
     "communicator": None,
     "zero_fill": False,

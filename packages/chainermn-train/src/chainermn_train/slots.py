@@ -159,11 +159,17 @@ def entries_of(facts: Facts) -> list[tuple[str, str]]:
     entries: list[tuple[str, str]] = []
     for name, fact in facts.items():
         if isinstance(fact, dict):
-            inner = {f"{key} of {name}": fact[key] for key in sorted(fact)}
+            keys = sorted(fact, key=_by_cause)
+            inner = {f"{key} of {name}": fact[key] for key in keys}
             entries += entries_of(inner)
         else:
             entries.append((name, _shown(fact)))
     return entries
+
+
+def _by_cause(key: str) -> tuple[bool, bool, str]:
+    """Order what an update rule has: arrays last, since settings explain their differences."""
+    return key in ARRAYS, key != "enabled", key
 
 
 def raise_if_different(operation: str, rank: int, rows: Sequence[Facts]) -> None:
