@@ -8,11 +8,13 @@ import weakref
 from operator import methodcaller
 
 import chainer
+import chainer.links as L
 import pytest
 
 from chainermn_comm import RankMismatchError
 from chainermn_train import create_multi_node_optimizer
 from tests.support.training.linear import Model, X, bad_batch, sgd, update
+from tests.support.training.trainers import same_everywhere
 
 pytestmark = pytest.mark.world
 
@@ -63,6 +65,52 @@ def test_what_differs_is_named_at_the_first_update(comm, settings, text):
             update(optimizer)
     assert optimizer.t == 0
     assert comm.allreduce_obj(1) == comm.size
+
+
+def test_a_missing_gradient_is_told_of_zero_fill(naive):
+    optimizer = sgd(naive, Model(0), zero_fill=False)
+    update(optimizer)
+    model = optimizer.target
+    model.cleargrads()
+    if naive.rank != 1:
+        model(X).backward()
+    text = "no gradient on rank 1.* use zero_fill=True"
+    with pytest.raises(RankMismatchError, match=text) as raised:
+        optimizer.update()
+    assert "count iterations" not in str(raised.value)
+    update(optimizer)
+    assert optimizer.t == 2
+
+
+# How many outputs the new link of rank 1 has, whether rank 1 sets it up, and the words.
+REPLACED = [
+    (2, False, r"setup\(\) hasn't seen.*: \[\] on .*; \['/main/W', .* on rank 1"),
+    (3, True, r"/main/W float32 \(3, 3\) on rank 1.* add and replace links alike"),
+]
+
+
+@pytest.mark.parametrize(("n_out", "is_set_up", "text"), REPLACED)
+def test_a_link_replaced_on_one_rank_is_named(naive, n_out, is_set_up, text):
+    optimizer = sgd(naive, Model(0))
+    update(optimizer, 2)
+    model = optimizer.target
+    if naive.rank == 1:
+        replace(model, n_out)
+        if is_set_up:
+            optimizer.setup(model)
+    for _ in range(2):
+        with pytest.raises(RankMismatchError, match=text):
+            update(optimizer)
+    replace(model, n_out)
+    optimizer.setup(model)
+    update(optimizer, 2)
+    assert same_everywhere(naive, model)
+
+
+def replace(model, n_out):
+    del model.main
+    with model.init_scope():
+        model.main = L.Linear(3, n_out)
 
 
 # Updates of a step, those of all ranks but rank 1, and its own.

@@ -15,6 +15,18 @@ from chainermn_comm.numbers import as_integer
 
 # Larger pickles travel separately: a handshake is made for some kilobytes.
 _MAX_PAYLOAD_BYTES = 1 << 16
+_CALL_REMEDIES = (
+    "All ranks must update, evaluate and save equally often, several optimizers in the same "
+    "order: where that goes by epochs, and a rank has more examples than another "
+    "(scatter_dataset with force_equal_length=False) or smaller batches, count iterations. If "
+    "one rank alone has changed its model or loaded another state, synchronize() on all ranks"
+)
+_PARAMETER_REMEDIES = (
+    "All ranks must have the same parameters: add and replace links alike on all ranks, then "
+    "call setup(model) there. With zero_fill=False they must also compute the same gradients, "
+    "and freeze the same parameters: else use zero_fill=True, which counts a missing gradient "
+    "as zeros"
+)
 
 
 def allgather_checked(
@@ -54,18 +66,14 @@ def bcast_checked(
 
 @contextmanager
 def mismatch_hint(where: str) -> Iterator[None]:
-    """Add to a RankMismatchError where this rank was, and the most frequent reason."""
+    """Add to a RankMismatchError where this rank was, and the most frequent remedies."""
     try:
         yield
     except RankMismatchError as error:
-        error.args = (
-            f"{error}. This rank is in {where}. All ranks must update, evaluate and save equally "
-            "often, several optimizers in the same order: where that goes by epochs, and a rank "
-            "has more examples than another (scatter_dataset with force_equal_length=False) or "
-            "smaller batches, count iterations. "
-            "If one rank alone has changed its model or loaded another state, synchronize() on all "
-            "ranks",
-        )
+        remedies = _CALL_REMEDIES
+        if error.entry == "parameter":
+            remedies = _PARAMETER_REMEDIES
+        error.args = (f"{error}. This rank is in {where}. {remedies}",)
         raise
 
 

@@ -42,8 +42,8 @@ class Accumulation:
         """Whether the next update makes a step."""
         return self.num_calls == self.steps - 1
 
-    def add(self, params: ParameterSet, terms: int) -> None:
-        """Add the present gradients, which are those of so many updates."""
+    def add(self, params: ParameterSet, num_updates: int) -> None:
+        """Add the present gradients, which are those of ``num_updates`` updates: 0 or 1."""
         if self.sums is None:
             self.sums = GradientSet.empty(params, None)
         for each in self.sums.gradients:
@@ -54,7 +54,7 @@ class Accumulation:
                 each.grad = term.copy()
             else:
                 each.grad += term
-        self.num_accumulated += terms
+        self.num_accumulated += num_updates
 
     def assign_mean(
         self, params: ParameterSet, scale: float | None, and_present: bool

@@ -8,7 +8,7 @@ from typing import Any
 
 from chainermn_comm import CommunicatorBase, RankMismatchError
 
-from ..collective_errors import allgather_checked, raise_together
+from ..collective_errors import allgather_checked, mismatch_hint, raise_together
 from ..profiling import region
 from ..slots import (
     HYPERPARAMETERS,
@@ -18,6 +18,7 @@ from ..slots import (
     compared_slots,
     entries_of,
     facts_of,
+    named_parameters,
     numbers_of,
     raise_if_different,
     scaling_settings,
@@ -29,6 +30,10 @@ from .drift import DriftDetector
 from .parameter_set import ParameterSet
 
 _CALLS = "updates of a step so far"
+_UNKNOWN = (
+    "parameters that setup() hasn't seen, such as those of a link that was replaced (call "
+    "setup(model) on all ranks after a change of the model)"
+)
 _REMEDY = (
     "call synchronize() on all ranks to give them rank 0's state, and see "
     "create_multi_node_optimizer's on_drift"
@@ -105,13 +110,21 @@ class SharedState:
         def own() -> Facts:
             # Links may have been added since `setup`.
             refuse_divided(optimizer.target, communicator)
-            return facts_of(slots_of(optimizer))
+            unknown = [
+                name
+                for name, param in named_parameters(optimizer.target)
+                if param.update_rule is None
+            ]
+            return {_UNKNOWN: unknown, **facts_of(slots_of(optimizer))}
 
         with region("communication"):
             rows = allgather_checked(communicator, OPERATION, own)
+            unknown = [{_UNKNOWN: facts.pop(_UNKNOWN)} for facts in rows]
+            raise_if_different(OPERATION, communicator.rank, unknown)
             if not self.has_equal_settings:
                 del rows[0][HYPERPARAMETERS]
-            broadcast_slots(communicator, optimizer, rows)
+            with mismatch_hint("a multi-node optimizer"):
+                broadcast_slots(communicator, optimizer, rows)
         self.assume(optimizer.target)
 
     def compare(self, optimizer: Any, rows: Sequence[Row]) -> bool:
