@@ -7,6 +7,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 
+from chainermn_comm import create_communicator
 from chainermn_train import create_multi_node_checkpointer, create_multi_node_optimizer
 from tests.support.training.checkpoints import (
     bits,
@@ -107,18 +108,22 @@ def test_broadcast_is_spared_where_parameters_are_equal(comm, folder):
         make_checkpointer(comm, folder).save(both, 2)
 
 
-@pytest.mark.parametrize("is_alone", [False, True])
-def test_ranks_that_were_not_compared_get_rank_0s_state(naive, tmp_path, is_alone):
-    """Each rank has loaded alone, or rank 0 alone has given the optimizer."""
+@pytest.mark.parametrize("why", ["given on rank 0", "loaded alone", "unknown ranks"])
+def test_ranks_that_were_not_compared_get_rank_0s_state(naive, tmp_path, why):
     model = noisy(naive.rank)
     sgd = chainer.optimizers.SGD()
-    optimizer = create_multi_node_optimizer(sgd, naive).setup(model)
-    given = optimizer if is_alone or naive.rank == 0 else None
-    with naive.split(naive.rank if is_alone else 0, 0) as comm:
+    mpi_comm = naive.mpi_comm.Dup()
+    with (
+        create_communicator("naive", mpi_comm) as everyone,
+        everyone.split(naive.rank if why == "loaded alone" else 0, 0) as comm,
+    ):
+        mpi_comm.Free()  # as its user may
+        optimizer = create_multi_node_optimizer(sgd, everyone).setup(model)
+        given = None if why == "given on rank 0" and naive.rank else optimizer
         make_checkpointer(comm, tmp_path).save(model, 1)
         assert make_checkpointer(comm, tmp_path).maybe_load(model, given) == 1
-    optimizer.update(model, np.ones((2, 4), "f4"), np.ones((2, 1), "f4"))
-    assert same_everywhere(naive, model)
+        optimizer.update(model, np.ones((2, 4), "f4"), np.ones((2, 1), "f4"))
+        assert same_everywhere(naive, model)
 
 
 def test_several_runs_in_one_folder(naive, folder):

@@ -36,16 +36,16 @@ def refuse_divided(model: Any, communicator: CommunicatorBase) -> None:
 def common_ranks(communicator: CommunicatorBase, other: CommunicatorBase) -> list[int]:
     """Return the ranks in ``communicator`` of all processes that ``other`` has, too.
 
-    The list has the order of ``other``. It is empty if one of two different
-    communicators isn't built on mpi4py, as nothing is known of its processes then.
-    The function is not collective.
+    The list has the order of ``other``. It is empty if nothing is known of the processes
+    of one of two different communicators, because the communicator isn't built on
+    mpi4py, or mpi4py's communicator was freed. The function is not collective.
     """
     if communicator is other:
         return list(range(communicator.size))
     mpi_comms: list[Any] = [
         getattr(each, "mpi_comm", None) for each in (communicator, other)
     ]
-    if None in mpi_comms:
+    if not all(mpi_comms):
         return []
     groups = [mpi_comm.Get_group() for mpi_comm in mpi_comms]
     ranks = groups[1].Translate_ranks(group=groups[0])
