@@ -21,32 +21,35 @@ _SCALING = ("_loss_scale", "_loss_scaling_multiplier", "_loss_scaling_isnan_ever
 def share_loss_scale(optimizer: Any, communicator: CommunicatorBase) -> None:
     """Let all ranks of a model scale their losses alike, and skip the same steps (collective).
 
-    Chainer's ``loss_scaling()`` halves the scale, and skips the step, where a gradient of this
-    rank isn't finite. With this, all ranks do so where one rank's isn't, whether parameters are
-    replicated, split or placed; so the gradients that ranks exchange have the same scale::
+    Chainer's ``loss_scaling()`` halves the scale and skips the step if a gradient of this
+    rank isn't finite. After this call all ranks do so if a gradient of any rank isn't
+    finite, whether parameters are replicated, split or placed. So the gradients that ranks
+    exchange have the same scale::
 
         optimizer.setup(model)
         optimizer.loss_scaling()
         chainermn.share_loss_scale(optimizer, comm)
 
-    All ranks get rank 0's scale and interval now. Each step is collective from then on,
-    by a hook of this name that runs before all others: all ranks have to step in the
-    same updates. Call it again after ``setup``, which removes the hook, after
-    ``loss_scaling``, and after loading a snapshot, which holds the scale of multi-node
-    optimizers only; also where a step failed on some ranks, after a multi-node
-    optimizer's ``synchronize``.
+    All ranks get rank 0's scale and interval. From then on each step is collective: a
+    hook named ``share_loss_scale`` runs before all other hooks, and all ranks have to
+    step in the same updates. Call the function again after ``setup``, which removes the
+    hook; after ``loss_scaling``; and after loading a snapshot, because only snapshots of
+    multi-node optimizers hold the scale. If a step failed on some ranks, call it too,
+    after a multi-node optimizer's ``synchronize``.
 
     Args:
-        optimizer: of Chainer, or one that :func:`create_multi_node_optimizer` returned.
-        communicator: all ranks that hold parts of the model, or replicas of them.
+        optimizer: an optimizer of Chainer, or one that
+            :func:`create_multi_node_optimizer` returned.
+        communicator: the communicator of all ranks that hold parts of the model, or
+            replicas of them.
 
     Raises:
         TypeError: ``communicator`` is no communicator; raised on this rank only.
         RuntimeError: ``setup`` has not been called on this rank; PeerError on the
             others.
-        ValueError: this rank's optimizer doesn't scale dynamically, or is a multi-node
-            one whose parameters are not all initialised, so that its first update
-            wouldn't step; PeerError on the others.
+        ValueError: this rank's optimizer doesn't scale dynamically, or it is a
+            multi-node optimizer with parameters that are not initialised, so that its
+            first update wouldn't step; PeerError on the others.
         RankMismatchError: on all ranks, by ``update``, when their scales differ.
     """
     communicator = check_communicator(communicator, "communicator")
@@ -56,7 +59,7 @@ def share_loss_scale(optimizer: Any, communicator: CommunicatorBase) -> None:
         setattr(optimizer, name, value)
     hooks = optimizer._hookable._pre_update_hooks
     hooks[_NAME] = partial(_share_overflow, communicator)
-    hooks.move_to_end(_NAME, last=False)  # before all that may fail on some ranks
+    hooks.move_to_end(_NAME, last=False)  # before hooks that may fail on some ranks
 
 
 def _check_scaling(optimizer: Any, rank: int) -> list[Any]:
@@ -80,7 +83,7 @@ def _check_scaling(optimizer: Any, rank: int) -> list[Any]:
 
 
 def _share_overflow(communicator: CommunicatorBase, optimizer: Any) -> None:
-    """Let no rank step if a gradient of some rank isn't finite; Chainer has checked this rank's."""
+    """Let no rank step if a gradient of some rank isn't finite; Chainer has checked this rank."""
     scale = ("the loss scale (call share_loss_scale again)", optimizer._loss_scale)
     overflowed = bytes([optimizer._loss_scaling_isnan])
     if b"\1" in communicator.handshake(_NAME, (scale,), payload=overflowed):
@@ -88,7 +91,7 @@ def _share_overflow(communicator: CommunicatorBase, optimizer: Any) -> None:
 
 
 def refuse_unshared_scale(rank: int) -> None:
-    """Raise if an update whose optimizer adapts a scale of this rank's own is under way."""
+    """Raise if an optimizer that adapts a loss scale for this rank alone is in its update."""
     # A link doesn't know its optimizer, nor the link that contains it. But the
     # optimizer's `update` is among the calls that led here.
     for frame, _ in traceback.walk_stack(sys._getframe()):

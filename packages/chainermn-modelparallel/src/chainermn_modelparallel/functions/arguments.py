@@ -14,10 +14,10 @@ from .messages import Edge
 
 
 def check_communicator(comm: Any, name: str = "comm") -> CommunicatorBase:
-    """Return the communicator; raise TypeError if the argument is none (not collective).
+    """Return the communicator; raise TypeError if the argument isn't one (not collective).
 
-    An object of any class is one if it wraps one, as by ``__getattr__``: its
-    ``handshake`` is that of a communicator.
+    An object that wraps a communicator, for example by ``__getattr__``, counts as one:
+    its ``handshake`` is a communicator's method.
     """
     handshake = getattr(comm, "handshake", None)
     if not isinstance(getattr(handshake, "__self__", None), CommunicatorBase):
@@ -26,7 +26,7 @@ def check_communicator(comm: Any, name: str = "comm") -> CommunicatorBase:
 
 
 def check_edge(communicator: Any, rank: Any, tag: Any = 0) -> Edge:
-    """Return the edge to another rank; raise if there is no such rank, or no such tag."""
+    """Return the edge to another rank; raise if the rank or the tag doesn't exist."""
     check_communicator(communicator, "communicator")
     who = f"rank {communicator.rank}:"
     peer = integer_between(rank, 0, communicator.size - 1, f"{who} rank")
@@ -40,7 +40,7 @@ def check_edge(communicator: Any, rank: Any, tag: Any = 0) -> Edge:
 
 
 def check_variable(name: str, x: Any, rank: int) -> Variable:
-    """Return the argument as a variable; raise if it is no variable or array, or has no values."""
+    """Return a variable or array as a variable; raise for other types, and if it has no values."""
     if not isinstance(x, (Variable, *chainer.get_array_types())):
         raise wrong_kind(f"{name} must be a variable or an array", x, rank)
     variable = chainer.as_variable(x)

@@ -18,7 +18,7 @@ from chainermn_comm import CommunicatorBase, RankMismatchError
 from .cancellation import send_pending_cancellations
 from .ordered_function import SCOPE
 
-# What must be equal on all ranks: entries of a name and its values.
+# Entries that must be equal on all ranks: tuples of a name and its values.
 Signature = tuple[tuple[Any, ...], ...]
 
 # This call's number, and whether this rank needs a gradient and builds a graph.
@@ -37,12 +37,12 @@ class Handshake(NamedTuple):
     # Whether some rank needs a gradient; backward is then collective.
     requires_grad: bool
     payloads: list[bytes]  # each rank's bytes, in rank order
-    # Ranks where backward can't run though some rank needs a gradient: it must not run
-    # anywhere.
+    # The ranks that build no graph, if some rank needs a gradient. Backward can't run on
+    # them, so it must not run on any rank.
     without_graph: list[int]
 
     def require_graph(self, operation: str, rank: int) -> None:
-        """Raise RankMismatchError if backward can't run on this rank, since other ranks' won't."""
+        """Raise RankMismatchError if some rank can't run backward."""
         if self.without_graph:
             raise RankMismatchError(
                 f"{operation} on rank {rank}: some ranks need its gradients, but ranks "
@@ -62,16 +62,16 @@ def handshake(
 ) -> Handshake:
     """Do the communicator's ``handshake``, and learn whether some rank needs a gradient.
 
-    Collective. ``requires_grad`` says whether this rank does. Backward gives the
-    handshake of the call whose gradients travel as ``forward``: calls that are alike
-    then don't swap them. The operation is the function's name, without
-    ``chainermn.functions``.
+    Collective. ``requires_grad`` says whether this rank needs a gradient. Backward
+    passes as ``forward`` the handshake of the call whose gradients it exchanges, so
+    that two similar calls can't swap their gradients. ``operation`` is the function's
+    name, without ``chainermn.functions``.
 
     Raises:
-        RankMismatchError: on all ranks, when operations, signatures or the ids of those
-            calls differ, or when not all ranks make a graph of the gradients, though
-            some could be differentiated.
-        PeerError: another rank has an error, as of a ``raise_together``.
+        RankMismatchError: on all ranks, if the operations, the signatures or the ids of
+            the ``forward`` calls differ, or if some rank builds no graph of gradients
+            that another rank can differentiate again.
+        PeerError: another rank raised an error before it came here.
     """
     send_pending_cancellations(comm)
     if forward is not None:

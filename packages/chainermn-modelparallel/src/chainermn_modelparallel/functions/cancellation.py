@@ -13,8 +13,8 @@ from chainermn_comm import CommunicatorBase
 
 from .messages import Edge, Header, message_ids, send_message
 
-# Why there will be no gradients, and what to do, as the rank that waits for them
-# reports it.
+# The reasons why no gradients come. The texts are those that the waiting rank reports;
+# they name the remedies.
 NO_BACKPROP = 1
 DROPPED = 2
 REASONS = {
@@ -27,12 +27,12 @@ REASONS = {
         "it to the loss with pseudo_connect, or send without gradients"
     ),
 }
-# The most cancellations that a process sends. A user who drops more messages evaluates
-# a model, and was warned.
+# The most cancellations that a process sends. A user who drops more messages is
+# evaluating a model, and has been warned.
 MAX_CANCELLATIONS = 1000
 
-# Messages whose receiver was dropped, so that their senders must be told: the sender
-# and the message's id.
+# The received messages that were dropped on this rank: their senders, which must be told,
+# and their ids.
 _pending: WeakKeyDictionary[CommunicatorBase, list[tuple[int, int]]] = (
     WeakKeyDictionary()
 )
@@ -52,7 +52,7 @@ def send_cancellation(
 
 
 def send_pending_cancellations(communicator: CommunicatorBase) -> None:
-    """Tell senders whose messages were dropped here; call it before all that may wait for them."""
+    """Tell senders that their messages were dropped; call this before anything that may wait."""
     if _pending:
         for peer, message_id in _pending.pop(communicator, ()):
             send_cancellation(communicator, peer, message_id, DROPPED)
@@ -64,8 +64,8 @@ def cancel_later(communicator: CommunicatorBase, peer: int, message_id: int) -> 
 
 
 def warn_dropped(what: str, consequence: str) -> None:
-    """Warn; called by ``__del__``, in the line that drops the last reference."""
-    if sys.is_finalizing():  # what lives until the end was not dropped
+    """Warn at the line that drops the last reference; only ``__del__`` calls this."""
+    if sys.is_finalizing():  # objects that live until the end were not dropped
         return
     warnings.warn(
         f"{what} returned was dropped before backward came to it: {consequence}; or send "

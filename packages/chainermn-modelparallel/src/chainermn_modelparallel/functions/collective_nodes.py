@@ -35,8 +35,9 @@ from .control_dependencies import (
 from .equal_values import check_equal, project
 from .ordered_function import SCOPE, OrderedFunctionNode, requires_grad_mask
 
-# Takes the communicator, this rank's arrays and the root; returns this rank's results.
-# Either is empty on ranks that give or get nothing. Collective.
+# A collective function of the communicator, this rank's arrays and the root. It returns
+# this rank's results. A rank that gives nothing has no arrays; one that gets nothing has
+# no results.
 Operation = Callable[[CommunicatorBase, Arrays, int], Arrays]
 
 
@@ -45,7 +46,7 @@ def _reduce(comm: CommunicatorBase, arrays: Arrays, root: int) -> Arrays:
     return (total,) if comm.rank == root else ()
 
 
-# By name: the operation, and the name of the one for its gradients.
+# Each operation by its name, with the name of the operation for its gradients.
 OPS: dict[str, tuple[Operation, str]] = {
     "bcast": (
         lambda comm, xs, root: (comm.bcast(xs[0] if xs else None, root=root),),
@@ -62,16 +63,16 @@ OPS: dict[str, tuple[Operation, str]] = {
     "reduce_scatter": (lambda comm, xs, _: (comm.reduce_scatter(xs),), "allgather"),
     "sum": (lambda comm, xs, _: (comm.allreduce(xs[0]),), "sum"),
     "mean": (lambda comm, xs, _: (comm.multi_node_mean(xs[0]),), "mean"),
-    # From values that are equal on all ranks to a region that ranks share out: the
-    # values themselves, or this rank's own.
+    # These two begin a region, with values that are equal on all ranks. In the region
+    # each rank has all of the values, or the one of them that is for this rank.
     "copy_to_region": (lambda comm, xs, _: xs, "reduce_from_region"),
     "split_to_region": (lambda comm, xs, _: (xs[comm.rank],), "gather_from_region"),
 }
-# And back: their sum, or all of them.
+# These two end a region: every rank gets the sum of the ranks' values, or all of them.
 OPS["reduce_from_region"] = (OPS["sum"][0], "copy_to_region")
 OPS["gather_from_region"] = (OPS["allgather"][0], "split_to_region")
 
-# Operations whose inputs ranks have alike, forward and backward.
+# The inputs of these operations must be equal on all ranks, in forward and in backward.
 _TAKE_EQUAL_VALUES = ("copy_to_region", "split_to_region")
 
 
@@ -79,11 +80,13 @@ class Inputs(NamedTuple):
     """What this rank gives to a collective operation."""
 
     variables: Variables
-    # The operation doesn't use these; backward visits them, too, and gives them zeros.
+    # Backward visits these variables, too, and gives them gradients of zeros. The
+    # operation doesn't use their values.
     control_inputs: Variables = ()
-    root: int = 0  # of operations that have one
-    signature: Signature = ()  # what else must be equal on all ranks
-    # Nor these arrays, whose values must be equal on all ranks.
+    root: int = 0  # operations without a root ignore it
+    signature: Signature = ()  # further entries that must be equal on all ranks
+    # The values of these variables must be equal on all ranks. The operation doesn't use
+    # them.
     replicas: Variables = ()
 
 
@@ -98,12 +101,14 @@ def apply_collective(
 
     An error of ``make_inputs`` is raised here, and makes the other ranks raise. Reports
     and errors name the call ``operation``, by default ``op``. A rank that gets no
-    result has an empty delegate variable instead if backward has to run, else nothing.
+    result gets an empty delegate variable instead if backward has to run, else an empty
+    tuple.
 
     Raises:
         TypeError: ``comm`` is no communicator.
-        PeerError, RankMismatchError: as for :func:`handshake`, also for ``forward``, and
-            if values differ that must be equal.
+        PeerError: as for :func:`handshake`.
+        RankMismatchError: as for :func:`handshake`; also if values that must be equal on
+            all ranks differ.
     """
     comm = check_communicator(comm)
     operation = operation or op
@@ -127,7 +132,7 @@ def apply_collective(
         comm, inputs.root, len(inputs.variables), operation, call, op
     )
     arrays = tuple([variable.array for variable in variables])
-    if not call.requires_grad:  # on no rank, so backward must not wait here
+    if not call.requires_grad:  # no rank needs a gradient, so backward won't come
         results = node.forward(arrays)[:-1]
         return tuple([Variable(y, requires_grad=False) for y in results])
     # Without an input that requires a gradient, Chainer would not call backward on this
@@ -138,7 +143,7 @@ def apply_collective(
 
 
 def array_specs(variables: Variables) -> Signature:
-    """Return the signature that makes dtypes and shapes equal on all ranks."""
+    """Return the signature by which ranks compare dtypes and shapes of variables."""
     return tuple(
         (f"dtype and shape of variable {index}", variable.dtype, variable.shape)
         for index, variable in enumerate(variables)
@@ -158,7 +163,7 @@ class CollectiveFunction(OrderedFunctionNode):
     num_inputs: int
     operation: str
     call: Handshake
-    label: str = ""  # one of `OPS`; Chainer shows it in graphs and reports
+    label: str = ""  # a name in `OPS`, which Chainer shows in graphs and reports
 
     def forward(self, inputs: Arrays) -> Arrays:
         run, _ = OPS[self.label]

@@ -13,12 +13,12 @@ Every function is collective, and so is its backward, unless no rank needs a gra
   (then all raise) or ``CHAINERMN_TIMEOUT`` is over. Where a rank's loss depends on none
   of the results, connect one to it: ``loss = pseudo_connect(result, loss)``.
 - Gradients can be differentiated again (``enable_double_backprop=True``, on all ranks).
-- TypeError says that ``comm`` is no communicator, or that no variable or array was
-  given where one must be; ValueError that there is no such rank, that variables are not
-  initialised, or not as many or as large as described. The other ranks raise PeerError
-  then. All raise RankMismatchError when they call different functions or what must be
-  equal differs; and by backward, if a gradient is needed and some rank called in
-  ``no_backprop_mode``.
+- TypeError says that ``comm`` is no communicator, or that an argument is no variable or
+  array where one must be given. ValueError says that a rank doesn't exist, that
+  variables are not initialised, or that their number or shapes are not those described.
+  The other ranks then raise PeerError. All ranks raise RankMismatchError if they call
+  different functions, or if arguments differ that must be equal. Backward raises it if
+  a gradient is needed and some rank called the function in ``no_backprop_mode``.
 - Nothing is converted: each array and each gradient is sent in its own dtype. Sums are
   taken in float32 or wider and rounded once, by the communicators of
   ``create_communicator``.
@@ -154,7 +154,7 @@ def allreduce(comm: CommunicatorBase, x: Any, op: str = "sum") -> Variable:
         comm: the communicator.
         x: a variable or an array, of the same shape and dtype on all ranks; floats for
             a mean.
-        op: ``"sum"`` or ``"mean"``.
+        op: ``"sum"`` or ``"mean"``, the same on all ranks.
 
     Returns:
         A variable of the same shape and dtype.
@@ -197,7 +197,7 @@ def reduce_scatter(comm: CommunicatorBase, xs: Sequence[Any]) -> Variable:
 def _apply_from_root(
     comm: CommunicatorBase, op: str, x: Any, root: Any, check: Callable[[], Variables]
 ) -> Variable:
-    """Apply an operation whose inputs count at the root alone, where ``check`` returns them."""
+    """Apply an operation that takes only the root's inputs; ``check`` returns them there."""
 
     def make_inputs() -> Inputs:
         index = _check_root(comm, root)
@@ -218,7 +218,7 @@ def _check_root(comm: CommunicatorBase, root: Any) -> int:
 
 
 def _one_per_rank(comm: CommunicatorBase, xs: Any) -> Variables:
-    """Return what the user gave as one variable for each rank; raise if it isn't that."""
+    """Return the user's argument as one variable for each rank; raise if it doesn't have them."""
     items = one_for_each(xs, comm.rank, comm.size)
     return tuple(
         check_variable(f"xs[{index}]", x, comm.rank) for index, x in enumerate(items)

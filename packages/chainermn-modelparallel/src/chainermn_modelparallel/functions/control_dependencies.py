@@ -22,14 +22,15 @@ def pseudo_connect(delegate_variable: Variable | None, *actual_variables: Any) -
     The results hold the actual variables' data. Backward through any of them gives the
     actual variables their gradients as they are, and continues to ``delegate_variable``
     with a gradient of zeros. So one ``backward`` reaches parts of the graph that only
-    communication connects. Where it begins at a single result without a gradient, as of
-    a delegate, both get zeros. Not collective; differentiable any number of times.
+    communication connects. If backward begins at a single result without a gradient, as
+    it does at a delegate, both variables get zeros. Not collective; differentiable any
+    number of times.
 
     Args:
-        delegate_variable: what backward is to visit too, of any shape and dtype, and on
-            any device: usually what :func:`~chainermn.functions.send` returned. None
-            where there is nothing to visit, as the last rank of
-            :func:`create_multi_node_n_step_rnn` has it.
+        delegate_variable: the variable that backward is to visit too, of any shape and
+            dtype, and on any device: usually the result of
+            :func:`~chainermn.functions.send`. None if there is nothing to visit, as on
+            the last rank of :func:`create_multi_node_n_step_rnn`.
         actual_variables: variables or arrays, at least one, of any shape and dtype.
 
     Returns:
@@ -38,8 +39,8 @@ def pseudo_connect(delegate_variable: Variable | None, *actual_variables: Any) -
         7's ``chainermn`` gave.
 
     Raises:
-        TypeError: ``delegate_variable`` is neither variable nor None, an actual one is
-            neither variable nor array, or there is none.
+        TypeError: ``delegate_variable`` is neither variable nor None, an actual
+            variable is neither variable nor array, or none is given.
     """
     if delegate_variable is None:
         delegate_variable = Variable(EMPTY, requires_grad=False)
@@ -74,10 +75,10 @@ class ScalarVariable(Variable):
 
 
 def keep_control_dependencies(sources: Gradients, results: Variables) -> Variables:
-    """Return the results, depending also on each source that leads anywhere in the graph.
+    """Make results depend also on each source that leads anywhere in the graph; return them.
 
-    Sources are delegates, and gradients that backward gets but doesn't use: they may
-    lead a second backward to a communication of the first one.
+    Sources are delegates, and gradients that backward gets but doesn't use. Such a
+    gradient may lead a second backward to a communication of the first backward.
     """
     if chainer.config.enable_backprop and results:
         for source in sources:
@@ -110,7 +111,7 @@ def empty_on_device_of(array: Any) -> Any:
 
 
 def zeros_for_input(function: Any, index: int) -> Variable:
-    """Return a gradient of zeros for an input of the function, which has an array module."""
+    """Return a gradient of zeros for an input of a function that knows its array module."""
     node = function.inputs[index]
     return Variable(function.xp.zeros(node.shape, node.dtype), requires_grad=False)
 
@@ -127,8 +128,8 @@ class PseudoConnect(chainer.FunctionNode):
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: Gradients) -> Gradients:
         if len(self.inputs) == 2 and grad_outputs[0] is None:
-            # Backward starts here, without a gradient as from delegates, and has to go
-            # both ways.
+            # Backward starts here without a gradient, as it does at delegates, and has
+            # to visit both inputs.
             grad_outputs = (zeros_for_input(self, 1),)
         of_delegate = zeros_for_input(self, 0)
         zeros = keep_control_dependencies(grad_outputs, (of_delegate,))

@@ -40,7 +40,7 @@ from .messages import (
 from .ordered_function import SCOPE, OrderedFunctionNode, requires_grad_mask
 
 BACKWARD = SCOPE + "backward of "
-# The sends whose gradients may still come, by message id.
+# The sends whose gradients may still come, by the id of the message that was sent.
 _pending_sends: WeakValueDictionary[int, SendFunction] = WeakValueDictionary()
 
 
@@ -48,14 +48,14 @@ class EdgeFunction(OrderedFunctionNode):
     """A function at one end of an edge."""
 
     _function: str  # what the user called
-    # Whether backward has to come here; a function that is dropped before is reported.
+    # Whether backward has to come here. A function that is dropped before is reported.
     backward_expected = False
 
     def __init__(self, edge: Edge, header: Header) -> None:
         self._edge = edge
         communicator, peer, _ = edge
         self._gradient_edge = Edge(communicator, peer, communicator.reserved_tag)
-        self._header = header  # of the message that was sent or received
+        self._header = header  # that of the message that was sent or received
 
     @property
     def _call(self) -> str:
@@ -69,7 +69,7 @@ class SendFunction(EdgeFunction):
 
     def __init__(self, edge: Edge, header: Header, reported_as: str) -> None:
         super().__init__(edge, header)
-        self._reported_as = reported_as  # in reports of the watchdog
+        self._reported_as = reported_as  # its name in reports of the watchdog
         self._received: deque[Message] = deque()
         _pending_sends[header.message_id] = self
 
@@ -100,15 +100,15 @@ class SendFunction(EdgeFunction):
             received, _ = make_outputs(message, self._gradient_edge, delegate)
             gradients = dict(zip(needed, received, strict=True))
         for index in indexes:
-            # Zeros and not None elsewhere, so that backward reaches what lies before
-            # this edge: other ranks may wait for it.
+            # The other inputs get zeros and not None. So backward reaches the functions
+            # before this edge, where other ranks may wait for it.
             if index not in gradients:
                 gradients[index] = zeros_for_input(self, index)
         results = tuple(gradients[index] for index in indexes)
         return keep_control_dependencies(grad_outputs, results)
 
     def _receive_gradients(self) -> Message:
-        """Wait for this send's gradients; keep those that come first for other sends."""
+        """Wait for this send's gradients; give those of other sends to their functions."""
         communicator, peer, _ = self._edge
         send_pending_cancellations(communicator)
         while not self._received:
@@ -130,7 +130,7 @@ class SendFunction(EdgeFunction):
         return message
 
     def _check_gradients(self, header: Header) -> None:
-        """Raise if no gradients come, or if only one of the two ranks makes a graph of them."""
+        """Raise if no gradients come, or if only one of the two ranks builds a graph of them."""
         rank = self._edge.communicator.rank
         peer = self._edge.peer
         call = f"rank {rank}: backward of {self._call}"
@@ -150,13 +150,13 @@ class SendFunction(EdgeFunction):
 class RecvFunction(EdgeFunction):
     """The function of a receive.
 
-    Input: the delegate if it needs a gradient, else a leaf that does, without which
+    Input: the delegate if it needs a gradient; else a leaf that needs one, without which
     backward might not come here. Outputs: the message's arrays.
     """
 
     _function = "recv"
-    # Whether a second backward can't start here: the delegate leads to no variable of
-    # this rank.
+    # Whether a second backward can't start here, because the delegate leads to no variable
+    # of this rank.
     not_twice_differentiable = False
 
     def __init__(self, edge: Edge, message: Message) -> None:
@@ -174,7 +174,7 @@ class RecvFunction(EdgeFunction):
 
     def forward(self, inputs: Arrays) -> Arrays:
         arrays = self._arrays
-        self._arrays = ()  # whose memory isn't ours to hold
+        self._arrays = ()  # this function must not keep their memory
         return self.with_control_output(arrays, like=arrays[0])
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: Gradients) -> Gradients:

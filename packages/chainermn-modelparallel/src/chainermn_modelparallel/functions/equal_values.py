@@ -1,8 +1,8 @@
 """A check that ranks which divide one model have equal values where they must.
 
-All of them compute the same from the same inputs and parameters, but for those that are
-divided. Values that differ never meet in a sum that would show the difference. So each operation of
-a region compares a projection of the values that go into it.
+Outside of a region, all ranks compute the same values from the same inputs and
+parameters. If these values differ, no sum over ranks shows the difference. So each
+operation of a region compares projections of the values that it takes.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _ADVICE = (
 def project(variables: Variables) -> bytes:
     """Return two float64 numbers of each variable: a projection, and the norm.
 
-    The projection depends on each element and its place. Where values differ, it
-    differs by about as much as they do.
+    The projection depends on each element and its place. If values differ, their
+    projections differ by about as much.
     """
     return b"".join([_projection_and_norm(each.array) for each in variables])
 
@@ -44,7 +44,7 @@ def _projection_and_norm(array: Any) -> bytes:
     rows, columns = matrix.shape
     along = xp.cos(xp.arange(rows, dtype=wide))
     across = xp.cos(xp.arange(columns, dtype=wide))
-    with np.errstate(all="ignore"):  # values that overflow have been warned of
+    with np.errstate(all="ignore"):  # NumPy has warned where the values overflowed
         projection = along @ (matrix @ across)
         numbers = xp.stack([projection, xp.linalg.norm(matrix)])
     both: bytes = cuda.to_cpu(numbers).astype(np.float64).tobytes()
@@ -56,8 +56,9 @@ def check_equal(
 ) -> None:
     """Raise RankMismatchError, on all ranks alike, if their projections differ.
 
-    Values may differ by rounding, since not every device adds in a fixed order: two
-    thirds of the digits must be the same.
+    Values may differ by rounding, because not every device adds in a fixed order, and
+    so may parameters that were trained with such gradients. So bits are not compared:
+    two thirds of the digits must be the same.
     """
     if len(set(payloads)) == 1:  # nearly always
         return

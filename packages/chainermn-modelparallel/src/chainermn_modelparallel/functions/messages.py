@@ -19,9 +19,9 @@ from .ordered_function import SCOPE
 
 # Each header begins with these bytes, so that other metadata are not taken for one.
 _MAGIC = b"CMNMSG"
-# Magic and the fields of `Header` but for the mask, which follows.
+# The magic bytes and all fields of `Header` except the mask, which follows.
 _FIXED = struct.Struct("<6sqqB??")
-# Messages of this process are numbered.
+# The ids of the messages that this process sends.
 message_ids = itertools.count(1)
 
 
@@ -37,16 +37,19 @@ class Header(NamedTuple):
     """The metadata of a message."""
 
     message_id: int
-    # The next four are of gradients: the id of the message that they answer,
+
+    # Only messages of gradients, and cancellations, set the next four fields.
+    # The id of the message whose gradients these are.
     answered_id: int = 0
-    # if there will be none, why: a key of `cancellation.REASONS`,
+    # The reason why no gradients come, a key of `cancellation.REASONS`; 0 if they come.
     cancellation: int = 0
-    # whether backward made a graph of them,
+    # Whether backward built a graph of the gradients.
     differentiable: bool = False
-    # and whether a second backward must not reach their sender, which has no variable
-    # to start from.
+    # Whether the sender of the gradients can't take part in a second backward, because it
+    # has no variable from which to start one.
     not_twice_differentiable: bool = False
-    # A byte for each array: 1 where the sender's backward will wait for its gradient.
+
+    # A byte for each array: 1 if the sender's backward will wait for the array's gradient.
     requires_grad_mask: bytes = b""
 
     @property

@@ -18,7 +18,7 @@ from .control_dependencies import (
 # In reports of the watchdog, before the name of the function that waits.
 SCOPE = "chainermn.functions: "
 
-# The highest rank of any function below.
+# The highest `rank` that a function of the class below has got.
 _last_rank = 0
 
 
@@ -26,10 +26,11 @@ class OrderedFunctionNode(chainer.FunctionNode):
     """A function that talks to other ranks, forward and backward.
 
     Among the functions that it has reached, Chainer's backward visits the one of the
-    highest `rank` next. This number is a depth in the graph, and need only be higher
-    than those of the functions before. Our functions have one that is also higher than
-    that of every earlier communication of this process. So calls that met in forward
-    meet in backward, too, however deep the rest of each rank's graph is.
+    highest `rank` next. This number is the function's depth in the graph, and need only
+    be higher than the numbers of the functions before. The number of a function of this
+    class is also higher than those of all earlier communications of this process. So
+    calls that met in forward meet in backward, too, however deep the rest of each
+    rank's graph is.
 
     The last output of each function is the empty one that :meth:`with_control_output`
     adds.
@@ -41,17 +42,17 @@ class OrderedFunctionNode(chainer.FunctionNode):
         """Run `forward` and build the graph."""
         global _last_rank
         outputs: Variables = super().apply(inputs)
-        if self.inputs is not None:  # it is part of a graph
+        if self.inputs is not None:  # the function is part of a graph
             self.rank = _last_rank = max(self.rank, _last_rank + 1)
             for output in outputs:
-                output.creator_node = self  # of this depth
+                output.creator_node = self  # the output gets its depth from the node
         return outputs
 
     def _check_data_type_forward(self, in_data: Arrays) -> None:
         """Skip Chainer's check, which takes long and checks nothing: there are no rules here."""
 
     def with_control_output(self, arrays: Arrays, like: Any) -> Arrays:
-        """Return outputs, and one without data on the device of ``like``, for `forward`."""
+        """Return the outputs of `forward`, and one without data on the device of ``like``."""
         self.xp = backend.get_array_module(like)
         self._specs = [(array.shape, array.dtype) for array in arrays]
         self.retain_outputs((len(arrays),))
@@ -59,19 +60,20 @@ class OrderedFunctionNode(chainer.FunctionNode):
         return *arrays, empty
 
     def control_output(self) -> Variable:
-        """Return the output without data, to connect gradients to.
+        """Return the output without data, on which to make gradients depend.
 
-        Through it a second backward comes back here, whether or not the gradients
-        depend on this function, because it comes to the function on other ranks.
+        Through this output a second backward comes back here, even if the gradients
+        don't depend on this function. It must, because the second backward of other
+        ranks comes to the function.
         """
         (output,) = self.get_retained_outputs()
         output.retain_data()  # its node may be a new one, which outlives the variable
         return output
 
     def connected_gradients(self, grad_outputs: Gradients) -> Variables:
-        """Return the gradients of the outputs with data: zeros where there is none.
+        """Return the gradients of the outputs with data; a missing one is zeros.
 
-        A second backward through them comes back to this function.
+        A second backward through the gradients comes back to this function.
         """
         gradients: Variables = ()
         for spec, gradient in zip(self._specs, grad_outputs, strict=False):
@@ -82,7 +84,7 @@ class OrderedFunctionNode(chainer.FunctionNode):
         return keep_control_dependencies(control, gradients)
 
     def control_gradient(self, grad_outputs: Gradients) -> Variables:
-        """Return a variable on which gradients that can be differentiated again depend, if any."""
+        """Return a variable on which to make gradients depend, if they can be differentiated."""
         if not chainer.config.enable_backprop:
             return ()
         return keep_control_dependencies(grad_outputs[-1:], (self.control_output(),))

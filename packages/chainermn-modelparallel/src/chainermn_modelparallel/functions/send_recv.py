@@ -27,10 +27,10 @@ def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> Var
     ``chainer.no_backprop_mode()``. One ``backward`` comes to what was sent, received
     and communicated collectively in the reverse of the order in which that was done.
     Call several of them in the reverse order of the sends, on both ranks. Gradients
-    find their send in any order; but what is large, data or gradients, keeps the rank
-    that sends it until the other one receives it. Two ranks that both send first wait
-    for each other, which is reported at ``CHAINERMN_TIMEOUT``: let one receive first,
-    or use :func:`~chainermn.functions.alltoall` for exchanges among all ranks.
+    find their send in any order. But a rank that sends large data or gradients waits
+    until the other rank receives them. Two ranks that both send first wait for each
+    other, which is reported at ``CHAINERMN_TIMEOUT``: let one receive first, or use
+    :func:`~chainermn.functions.alltoall` for exchanges among all ranks.
 
     Args:
         x: a variable or an array, or a tuple or list of them; any shapes, memory orders
@@ -52,7 +52,7 @@ def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> Var
             in it is not initialised. Nothing has been sent then, and the other rank
             still waits.
         RankMismatchError: by ``backward`` of the result, when the other rank ran its
-            ``recv`` in ``chainer.no_backprop_mode()``, or dropped what that returned.
+            ``recv`` in ``chainer.no_backprop_mode()``, or dropped the result.
     """
     return send_variables(x, communicator, rank, tag)
 
@@ -64,7 +64,7 @@ def send_variables(
     tag: int = 0,
     delegate: Variable | None = None,
 ) -> Variable:
-    """Do what :func:`send` does; backward of what is sent continues to the delegate, too."""
+    """Send as :func:`send` does; backward of the result continues to the delegate, too."""
     edge = check_edge(communicator, rank, tag)
     items = x if isinstance(x, (tuple, list)) else (x,)
     if not items:
@@ -103,9 +103,9 @@ def recv(
     Args:
         communicator: the communicator to which both ranks belong.
         rank: where from.
-        delegate_variable: what backward of the result is to visit afterwards: the
-            result of an earlier :func:`send` of this process, or any other variable.
-        tag: the sender's.
+        delegate_variable: the variable that backward of the result visits afterwards:
+            the result of an earlier :func:`send` of this process, or any other.
+        tag: the tag of the sender's call.
         force_tuple: return a tuple even if it holds one variable.
 
     Returns:
@@ -133,7 +133,7 @@ def recv_variables(
     delegate_variable: Variable | None = None,
     tag: int = 0,
 ) -> tuple[Variables, RecvFunction | None]:
-    """Return what :func:`recv` does as a tuple, and the function that sends the gradients.
+    """Return the result of :func:`recv` as a tuple, and the function that sends the gradients.
 
     The function is None where there are no gradients to send, and no delegate to
     continue to.

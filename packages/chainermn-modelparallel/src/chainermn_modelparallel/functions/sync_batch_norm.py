@@ -54,15 +54,17 @@ def get_communication_backend(comm: Any, communication_backend: str = "auto") ->
 class SyncBatchNormFunction(OrderedFunctionNode):
     """Normalizes this rank's part of the batch (collective, with one exchange).
 
-    So is backward, if an x needs it. Parts of the batch may be of different sizes, or
-    empty. The axes that are averaged over ascend; gamma and beta, the same on all
-    ranks, have x's shape without these axes.
+    Backward is collective, too, if the x of some rank needs a gradient. Parts of the
+    batch may be of different sizes, or empty. The axes that are averaged over are in
+    ascending order. gamma and beta are the same on all ranks and have x's shape without
+    these axes.
 
     Inputs: x, gamma, beta, and an empty leaf that requires a gradient, since another
-    rank may need one. Output: y, of x's shape and dtype. After ``forward``, the same on
-    all ranks: ``count`` of values in a channel, and the whole batch's ``mean`` and
-    ``var`` (without correction for the count), float32 or wider, of x's shape but for
-    axes of length 1 in ``axis``.
+    rank may need one. Output: y, of x's shape and dtype. After ``forward`` three
+    attributes are the same on all ranks: ``count``, the number of values in a channel,
+    and ``mean`` and ``var`` of the whole batch (without correction for the count).
+    These two are float32 or wider; their shape is x's with axes of length 1 in
+    ``axis``.
     """
 
     label = NAME
@@ -82,7 +84,7 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         count = x.size // max(gamma.size, 1)
         mean = x.sum(axis=self.axis, dtype=dtype, keepdims=True)
         mean /= max(count, 1)
-        self._shape = mean.shape  # of what is computed for each channel
+        self._shape = mean.shape  # the shape of one number for each channel
         centred = xp.subtract(x, mean, dtype=dtype)
         squares = xp.square(centred).sum(axis=self.axis, keepdims=True)
         local = cuda.to_cpu(xp.stack([mean, squares]))
@@ -101,7 +103,7 @@ class SyncBatchNormFunction(OrderedFunctionNode):
 
         ``local`` holds this rank's means, then its sums of squares about them, so that
         no digits are lost where the mean is large. Sums over ranks are taken in
-        float64. The result has its shape and dtype.
+        float64. The result has the shape and dtype of ``local``.
         """
         self._call = handshake(
             self.comm,
@@ -131,11 +133,11 @@ class SyncBatchNormFunction(OrderedFunctionNode):
             gradients = self._differentiable(x, gamma, gy)
         else:
             gradients = self._gradients(x.array, gamma.array, gy.array)
-        of_inputs = (*gradients, None)  # none of the leaf
+        of_inputs = (*gradients, None)  # the leaf gets no gradient
         return tuple(of_inputs[index] for index in indexes)
 
     def _gradients(self, x: Any, gamma: Any, gy: Any) -> Gradients:
-        """Return the gradients of x, gamma and beta; of x only if some rank needs it."""
+        """Return the gradients of x, gamma and beta; None for x if no rank needs that of its x."""
         xp = backend.get_array_module(x)
         dtype = self._dtype
         scale = gamma.astype(dtype, copy=False).reshape(self._shape)
@@ -167,7 +169,7 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         return gx, *parameters
 
     def _differentiable(self, x: Variable, gamma: Variable, gy: Variable) -> Gradients:
-        """Return the same gradients by Chainer's functions, so that they have gradients, too."""
+        """Return the same gradients by Chainer's functions, so that they can be differentiated."""
         dtype = self._dtype
 
         def spread(channels: Any) -> Variable:

@@ -37,8 +37,9 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
     backward if any rank's input needs a gradient; each takes one exchange. Then
     backward has to run on every rank, on those with an empty batch too. An input gets
     the gradient of the sum of all ranks' losses. ``gamma`` and ``beta`` get this rank's
-    share, which :func:`create_multi_node_optimizer` averages as it does the others.
-    Otherwise the link uses its running statistics, and no communication.
+    share, which :func:`create_multi_node_optimizer` averages like all gradients. While
+    ``chainer.config.train`` is false, the link uses its running statistics and doesn't
+    communicate.
 
     Args:
         size: number of channels, or their shape if it has more axes; None if ``axis``
@@ -46,19 +47,19 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
         comm: the communicator; all its ranks take part.
         decay: how much of the running statistics stays at each call.
         eps: added to the variance.
-        dtype: of the parameters and running statistics; None for
+        dtype: the dtype of the parameters and running statistics; None for
             ``chainer.config.dtype`` (float32 where nothing is configured, and for
             ``mixed16``), as Chainer's own link has it. Statistics of a batch are
             computed in float32 or wider.
         use_gamma: whether to scale the result by a parameter.
         use_beta: whether to add a parameter to the result.
         initial_gamma: initializer, number or array; 1 by default.
-        initial_beta: likewise; 0 by default.
+        initial_beta: initializer, number or array; 0 by default.
         communication_backend: ``"auto"``, ``"mpi"`` or ``"nccl"``. All go by the
             communicator's ``handshake``, through host memory: statistics are small.
         axis: the axes that are averaged over, as for :class:`chainer.links.BatchNormalization`.
-        initial_avg_mean: likewise.
-        initial_avg_var: likewise.
+        initial_avg_mean: as for :class:`chainer.links.BatchNormalization`.
+        initial_avg_var: as for :class:`chainer.links.BatchNormalization`.
 
     Raises:
         TypeError: ``comm`` is no communicator.
@@ -112,11 +113,11 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
             A variable of x's shape and dtype.
 
         Raises:
-            TypeError: ``x`` is no variable or array of floats, or on another device.
-            ValueError: its shape doesn't fit.
+            TypeError: ``x`` is no variable or array of floats, or is on another device.
+            ValueError: the shape of ``x`` doesn't fit.
             PeerError: another rank raised one of these.
-            RankMismatchError: on all ranks, when they call something else, or channels
-                differ.
+            RankMismatchError: on all ranks, if they call different functions or links,
+                or if their channels differ.
         """
         if not chainer.config.train:
             return super().forward(x, finetune=finetune)
@@ -138,9 +139,9 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
         return y
 
     def _check_channels(self, x: Variable) -> tuple[int, ...]:
-        """Return the axes that are averaged over; raise unless x has them, and the channels."""
+        """Return the axes that are averaged over; raise if x lacks the axes or the channels."""
         axis: tuple[int, ...] = self.axis
-        if axis is None:  # channels are from the axis after the first on
+        if axis is None:  # the channels' axes follow the first axis
             axis = (0, *range(self.avg_mean.ndim + 1, x.ndim))
         shape = tuple(n for i, n in enumerate(x.shape) if i not in axis)
         has_axes = x.ndim > max(axis)

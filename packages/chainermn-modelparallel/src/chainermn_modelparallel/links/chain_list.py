@@ -22,8 +22,8 @@ from ..functions import (
 from ..loss_scaling import refuse_unshared_scale
 from .shardings import ShardedLink
 
-# The ranks to which a component sends, or from which it receives, in order; None stands
-# for the model's arguments or output.
+# The ranks to which a component sends, or from which it receives, in order. None stands
+# for the arguments, or for the output, of the model.
 Ranks = tuple[int, ...] | None
 
 
@@ -48,14 +48,20 @@ class MultiNodeChainList(ShardedLink, chainer.ChainList):
     to the other ranks. A rank without such a component gets a delegate variable without
     data (float32 of shape ``(0,)``); call its ``backward``, which takes part in the
     other ranks' backward. Gradients can't be differentiated again by way of a rank
-    whose first component begins with what it receives: there is no variable of its own
-    from which it could take part in a second backward, so that one raises
-    RankMismatchError on the rank that sent. Write that with :func:`recv` and its
-    ``delegate_variable``.
+    whose first component begins with what it receives. That rank has no variable of its
+    own from which it could take part in a second backward, so the second backward
+    raises RankMismatchError on the rank that sent. Write such a model with :func:`recv`
+    and its ``delegate_variable``.
 
-    It holds only this rank's parameters: optimizers, serializers and ``to_device`` work
-    as with any :class:`chainer.ChainList`. A copy, deep or not, has the same
-    communicator.
+    The list holds only this rank's parameters: optimizers, serializers and
+    ``to_device`` work as with any :class:`chainer.ChainList`. A copy, deep or not, has
+    the same communicator.
+
+    Hooks of Chainer's optimizers see only this rank's parameters, too. Under an
+    optimizer of Chainer, ``GradientClipping`` scales each rank's gradients by the norm
+    of that rank's part, unlike one process, and nothing reports it. Add
+    ``chainermn.MultiNodeGradientClipping`` instead, whose norm is that of the whole
+    model.
 
     Making one is not collective.
 
@@ -86,13 +92,13 @@ class MultiNodeChainList(ShardedLink, chainer.ChainList):
                 returned several.
             rank_in: the rank, or an iterable of ranks, from which it receives, in this
                 order; None for the arguments of the model.
-            rank_out: the rank, or ranks likewise, to which its result is sent; None to
-                make that the model's output. Only one component can give the
-                model's output. A rank may send to a later component of its own.
+            rank_out: the rank, or an iterable of ranks, to which its result is sent;
+                None to make the result the model's output. Only one component can give
+                the model's output. A rank may send to a later component of its own.
 
         Raises:
             TypeError: ``link`` is no link.
-            ValueError: there is no such rank, a list of them is empty, or another
+            ValueError: there is no such rank, a list of ranks is empty, or another
                 component gives the model's output already.
         """
         here = self._comm.rank
@@ -126,16 +132,16 @@ class MultiNodeChainList(ShardedLink, chainer.ChainList):
         return Sharding("placed", self._comm)
 
     def forward(self, *inputs: Any) -> Any:
-        """Run this rank's components; see the class (collective: all with components call it).
+        """Run this rank's components, see the class (collective over ranks with components).
 
         Raises:
             TypeError: a component with a ``rank_out`` returned something else than a
-                variable, an array, or a tuple or list of them; None, if it has no
-                ``return``.
-            ValueError: there is no component, or what goes to or from a component of
-                this rank has no counterpart here.
-            RuntimeError: it is called by an optimizer's ``update`` that adapts a loss
-                scale of this rank's own; see :func:`share_loss_scale`.
+                variable, an array, or a tuple or list of them. A component without a
+                ``return`` returned None.
+            ValueError: there is no component, or a component sends to this rank or
+                receives from it, and no other component of this rank is the other end.
+            RuntimeError: the call is part of the ``update`` of an optimizer that adapts
+                a loss scale for this rank alone; see :func:`share_loss_scale`.
         """
         here = self._comm.rank
         refuse_unshared_scale(here)
@@ -160,7 +166,7 @@ class MultiNodeChainList(ShardedLink, chainer.ChainList):
                 f"rank {here}: a component sends to its own rank {here}, and no later one has "
                 f"rank_in={here}"
             )
-        if outputs:  # one at most
+        if outputs:  # at most one component gives the output
             return _connect_variables(messages.delegate, outputs[0])
         return messages.delegate
 
@@ -170,11 +176,11 @@ class _Messages:
 
     def __init__(self, comm: CommunicatorBase) -> None:
         self._comm = comm
-        # Depends on all that was sent and received so far.
+        # This variable depends on all messages that were sent and received so far.
         self.delegate: Variable | None = None
-        # Sent to a later component of this rank.
+        # The results that are for later components of this rank.
         self.local: deque[Any] = deque()
-        self._sent_first = False  # before this rank received
+        self._sent_first = False  # whether this rank sent before it received
 
     def receive(self, rank: int) -> Any:
         """Return the variable, or a tuple of them, that a component gets from a rank."""

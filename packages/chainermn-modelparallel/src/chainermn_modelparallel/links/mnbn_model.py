@@ -23,20 +23,20 @@ def create_mnbn_model(
 
     The copy has the classes, structure, parameters, persistent values, update rules and
     names of the original, and arrays of its own; link hooks and communicators are
-    shared with it. Each :class:`chainer.links.BatchNormalization` in it, at whatever
-    depth, is a :class:`MultiNodeBatchNormalization` in the copy. A link that occurs in
-    several places occurs in the same ones there, as one.
+    shared with it. Each :class:`chainer.links.BatchNormalization` in the model, at
+    whatever depth, is a :class:`MultiNodeBatchNormalization` in the copy. A link that
+    occurs in several places of the model is one link in the same places of the copy.
 
     Args:
         link: any link: a chain, chain list, sequential, or a batch normalization
-            itself. Call it before an optimizer is set up with the model.
+            itself. Copy the model before an optimizer is set up with it.
         comm: the communicator whose ranks share their batches.
         communication_backend: as for :class:`MultiNodeBatchNormalization`.
 
     Returns:
-        The copy. A subclass of :class:`chainer.links.BatchNormalization` is converted
-        if it has no more than a constructor of its own; others, which may compute
-        something else, are left as they are, with a warning.
+        The copy. A link of a subclass of :class:`chainer.links.BatchNormalization` is
+        converted if the subclass adds no more than a constructor. Other subclasses may
+        compute something else, so their links are left as they are, with a warning.
 
     Raises:
         TypeError: ``link`` is no link, or ``comm`` no communicator.
@@ -51,7 +51,7 @@ def create_mnbn_model(
     sequentials = []
     for part in link.links():
         memo.update({id(hook): hook for hook in part.local_link_hooks.values()})
-        # Its own copy methods refuse lambdas.
+        # The copy methods of Sequential refuse lambdas.
         if isinstance(part, chainer.Sequential) and id(part) not in memo:
             kind: Any = type(part)
             memo[id(part)] = kind.__new__(kind)
@@ -76,7 +76,7 @@ def create_mnbn_model(
 
 
 def _is_convertible(link: Any) -> bool:
-    """Return whether it is a batch normalization that has a constructor of its own at most."""
+    """Return whether the link's class adds no more than a constructor to Chainer's."""
     for kind in type(link).__mro__:
         if kind is L.BatchNormalization:
             return True

@@ -32,12 +32,12 @@ def create_multi_node_n_step_rnn(
         decoder = create_multi_node_n_step_rnn(L.NStepLSTM(...), comm, rank_in=0)
         _, _, ys, _ = decoder(ts)
 
-    Making it is not collective.
+    Making the link is not collective.
 
     Args:
         actual_link: one of Chainer's ``NStep...`` links, one- or bidirectional, or a
             user's own on the same base.
-        communicator: of the ranks.
+        communicator: the communicator of these ranks.
         rank_in: the rank whose link has this one as its ``rank_out``; None to start
             from the states that are given in the call.
         rank_out: the rank that the last states go to; None to keep them.
@@ -63,12 +63,12 @@ def create_multi_node_n_step_rnn(
 class MultiNodeNStepRNN(ShardedLink, chainer.Chain):
     """A stacked RNN that receives its first states, or sends its last ones.
 
-    A call takes ``xs``, as ``actual_rnn`` does; before it the initial states (``hx,
-    cx`` of an LSTM, ``hx`` of the others) may be given if there is no ``rank_in``. It
-    returns what ``actual_rnn`` does, ``hy, cy, ys`` or ``hy, ys``, and a delegate
-    variable: where there is a ``rank_out``, call its ``backward``, or
-    :func:`~chainermn.functions.pseudo_connect` it to the loss, so that the gradients of
-    the states come back; elsewhere it is None.
+    A call takes ``xs``, as ``actual_rnn`` does. If there is no ``rank_in``, the initial
+    states (``hx, cx`` of an LSTM, ``hx`` of the other networks) may be given before
+    ``xs``. A call returns the results of ``actual_rnn``, ``hy, cy, ys`` or ``hy, ys``,
+    and a delegate variable, which is None if there is no ``rank_out``. Call the
+    delegate's ``backward``, or :func:`~chainermn.functions.pseudo_connect` it to the
+    loss, so that the gradients of the states come back.
 
     Attributes:
         actual_rnn: the link.

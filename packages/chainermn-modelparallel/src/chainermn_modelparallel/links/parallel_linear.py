@@ -31,7 +31,7 @@ _DRAWN = "the matrix that was drawn for all ranks (seed them alike)"
 
 
 class _ShardInitializer(chainer.Initializer):
-    """Draws a whole array and keeps a shard of it: that of what one process would draw."""
+    """Draws the whole array that one process would draw, and keeps this rank's shard."""
 
     def __init__(
         self, whole: Any, shape: list[int], axis: int, own: np.ndarray
@@ -39,9 +39,9 @@ class _ShardInitializer(chainer.Initializer):
         self._initializer = initializers._get_initializer(whole)
         super().__init__(getattr(self._initializer, "dtype", None))
         self._shape = shape
-        self._axis = axis  # which is divided
-        self._own = own  # indexes along this axis
-        self.checksum = 0  # of the whole array that was drawn
+        self._axis = axis  # the axis that is divided
+        self._own = own  # this rank's indexes along the axis
+        self.checksum = 0  # that of the whole array, once it is drawn
 
     def __call__(self, array: Any) -> None:
         """Fill a rank's shard."""
@@ -102,9 +102,10 @@ class _ParallelLinear(ShardedLink, L.Linear):
         return Sharding("replica" if is_whole else "shard", self.comm)
 
     def serialize(self, serializer: Any) -> None:
-        """Save or load this rank's parameters, and raise what any link does (not collective).
+        """Save or load this rank's parameters as any link does (not collective).
 
-        The matrix that was drawn before a load is no longer compared between ranks.
+        It raises the errors of any link. After a load, ranks no longer compare the
+        matrices that they drew.
         """
         super().serialize(serializer)
         initializer = self.W.initializer
@@ -120,7 +121,7 @@ class _ParallelLinear(ShardedLink, L.Linear):
 
     def _inputs(self, x: Variable) -> Inputs:
         """Return inputs that let ranks compare what they must have alike in this link."""
-        # A parameter that a user has put there has another initializer.
+        # If the user has replaced W, its initializer has no checksum.
         checksum = getattr(self.W.initializer, "checksum", 0)
         signature = (*array_specs((x,)), (_DRAWN, checksum))
         replicas = [
@@ -158,7 +159,7 @@ class ColumnParallelLinear(_ParallelLinear):
 
     Raises:
         TypeError: ``comm`` is no communicator.
-        ValueError: a size is none, or too small to be divided.
+        ValueError: a size is no positive integer, or is too small to be divided.
     """
 
     _axis = 0
@@ -188,12 +189,13 @@ class ColumnParallelLinear(_ParallelLinear):
 
         Raises:
             TypeError: ``x`` is no variable or array.
-            ValueError: it is a parameter that is not initialised.
+            ValueError: ``x`` is a parameter that is not initialised.
             PeerError: another rank raised one of these.
-            RankMismatchError: on all ranks, when shapes or dtypes differ or they call
-                something else.
-            chainer.utils.type_check.InvalidType: of :class:`chainer.links.Linear`, for
-                a shape that doesn't fit.
+            RankMismatchError: on all ranks, if the shapes, dtypes or values of ``x``
+                differ, if the ranks drew different matrices, or if they call different
+                links or functions.
+            chainer.utils.type_check.InvalidType: as :class:`chainer.links.Linear`
+                raises it for a shape of ``x`` that doesn't fit.
         """
         (whole,) = self._apply(
             "copy_to_region",
@@ -219,9 +221,9 @@ class RowParallelLinear(_ParallelLinear):
         in_size: number of inputs of all ranks together, at least one for each.
         out_size: number of outputs.
         comm: as for :class:`ColumnParallelLinear`.
-        nobias: as there.
-        initialW: as there.
-        initial_bias: as there.
+        nobias: as for :class:`ColumnParallelLinear`.
+        initialW: as for :class:`ColumnParallelLinear`.
+        initial_bias: as for :class:`ColumnParallelLinear`.
         input_is_parallel: whether x is this rank's columns alone, as a
             :class:`ColumnParallelLinear` without ``gather_output`` gives them.
 

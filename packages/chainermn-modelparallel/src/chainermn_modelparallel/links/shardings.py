@@ -1,4 +1,7 @@
-"""Links whose parameters say by their attribute ``shardings`` which ranks hold them how."""
+"""The base class of links whose parameters say which ranks hold them, and in which way.
+
+A parameter says so by its attribute ``shardings``, see :class:`chainermn_comm.Sharding`.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,21 @@ from chainermn_comm import Sharding
 
 
 class ShardedLink(chainer.Link):
-    """A link that hands out its parameters with their ``shardings``.
+    """A link whose ``namedparams`` sets the attribute ``shardings`` of each parameter.
 
-    Copies of a parameter lose the attribute, so the link sets it whenever it hands them
-    out with their names. What links inside of this one say of a parameter stays.
+    Copies of a parameter lose the attribute, so every call of ``namedparams`` sets it
+    anew. The shardings that links inside of this one have set are kept.
     """
 
     def _sharding(self, param: Any) -> Sharding | None:
-        """Return how ranks hold one of the parameters; None if the link doesn't know."""
+        """Return how ranks hold one of the link's parameters; None if the link doesn't say."""
         raise NotImplementedError
 
     def namedparams(self, include_uninit: bool = True) -> Iterator[tuple[str, Any]]:
         """Return an iterator over names and parameters, as every link does (not collective).
 
-        Those without values come too if ``include_uninit``. It raises nothing.
+        If ``include_uninit`` is true, parameters without values come, too. The method
+        raises no errors.
         """
         for name, param in super().namedparams(include_uninit):
             sharding = self._sharding(param)
