@@ -132,9 +132,12 @@ def test_arrays_lie_in_one_nameless_file_for_as_long_as_the_data_set(world, naiv
     part[0][:] = 1  # its next pickle is of a new file
     payload = pickle.dumps(part)
     part = pickle.loads(payload)
-    kept = [path for path in new_files(before).values() if "/dev/shm" in path]
+    files = new_files(before)
+    kept = {number: files[number] for number in files if "/dev/shm" in files[number]}
     assert 1 <= len(kept) <= 2  # a descriptor, and the mapping's
-    assert all(path.endswith("(deleted)") for path in kept)
+    assert all(path.endswith("(deleted)") for path in kept.values())
+    # Each array of at most 72 bytes takes one or two cache lines.
+    assert all(os.fstat(int(number)).st_size <= 600 * 128 for number in kept)
     example = part[0]  # which keeps what it needs
     del part
     with pytest.raises(OSError, match="a reference to that memory"):
