@@ -1,4 +1,4 @@
-"""Collective calls that raise on all ranks what fails on one of them."""
+"""Collective calls that raise on all ranks if one of them fails, and checks of arguments."""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ LOSS_SCALING = (
     "the loss scale (call loss_scaling() or set_loss_scale() with the same arguments on "
     "all ranks)"
 )
-# The scale; whether it adapts, and by what; whether it was ever too large.
+# Chainer's attributes: the loss scale, whether it adapts, the factor by which it adapts,
+# and whether it has ever been too large.
 _SCALING = (
     "_loss_scale",
     "_loss_scaling_is_dynamic",
@@ -36,7 +37,7 @@ _SCALING = (
     "_loss_scaling_isnan_ever",
 )
 VALUE = "value of parameter "
-# What a slot of an update rule has, beside hyperparameters.
+# The slot of an update rule is a dict of HYPERPARAMETERS and of these.
 RULE = "update rule"
 STATE = "state"
 MASTER = "float32 value"
@@ -83,7 +84,7 @@ def slots_of(optimizer: Any) -> list[Slot]:
 
 
 def compared_slots(optimizer: Any) -> list[Slot]:
-    """Return the slots of which ranks have the same all the time, or have drifted apart."""
+    """Return the slots whose values differ between ranks only if the ranks have drifted apart."""
     return [
         *setting_slots(optimizer),
         _attribute_slot("t", optimizer, "t"),
@@ -142,20 +143,20 @@ def named_parameters(target: Any) -> list[tuple[str, Any]]:
 
 
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
-    """Return a value, or all values in a nested dict, as the function returns them."""
+    """Return the function's result for a value; for a dict, the dict of its values' results."""
     if isinstance(value, dict):
         return {key: map_leaves(function, each) for key, each in value.items()}
     return function(value)
 
 
 def facts_of(slots: Iterable[Slot], with_checksums: bool = False) -> Facts:
-    """Return what a list holds, with the forms of arrays instead of their elements."""
+    """Return the slots' values by name, with the form of each array in the place of the array."""
     fact = partial(_fact, with_checksums)
     return {slot.name: map_leaves(fact, slot.get()) for slot in slots}
 
 
 def entries_of(facts: Facts) -> list[tuple[str, str]]:
-    """Return a name and a text of each fact; texts of equal numbers of any types are equal."""
+    """Return a name and a text for each fact; the text of a number doesn't depend on its type."""
     entries: list[tuple[str, str]] = []
     for name, fact in facts.items():
         if isinstance(fact, dict):
@@ -182,11 +183,11 @@ def raise_if_different(operation: str, rank: int, rows: Sequence[Facts]) -> None
 def broadcast_slots(
     communicator: CommunicatorBase, optimizer: Any, rows: Sequence[Facts]
 ) -> None:
-    """Give rank 0's values to all ranks, by the facts of all ranks (collective).
+    """Give rank 0's values to all ranks, which have each other's facts (collective).
 
-    Numbers come out of the facts, and arrays travel as arrays. The first rank that has
-    a value gives it where rank 0 has none: a link learns the shapes of its parameters
-    and statistics from its first examples, which a rank may not have had yet.
+    Numbers are taken from rank 0's facts; arrays are broadcast. If rank 0 has no value,
+    the first rank that has one gives it: a link learns the shapes of its parameters and
+    statistics from its first examples, and rank 0 may have had none.
 
     Raises:
         RankMismatchError: ranks have parameters of different names.
@@ -197,7 +198,7 @@ def broadcast_slots(
             _, form = _first_with(VALUE + name, rows)
             if form is not None and not param.is_initialized:
                 param.initialize(form.shape)
-                # Else Chainer raises where somebody asks for the gradient.
+                # Without this, Chainer raises when somebody asks for the gradient.
                 param.cleargrad()
         here = {slot.name: slot for slot in slots_of(optimizer)}
 
@@ -241,7 +242,7 @@ def _first_with(name: str, rows: Sequence[Facts]) -> tuple[int, Any]:
 
 
 def scaling_settings(optimizer: Any) -> dict[str, Any]:
-    """Return what of loss scaling no step changes."""
+    """Return the settings of loss scaling that no step changes."""
     scaling = _attributes_of(optimizer, _SCALING)
     if scaling["_loss_scaling_is_dynamic"]:
         return {**scaling, "_loss_scale": "as adapted", _SCALING[-1]: None}
@@ -251,8 +252,8 @@ def scaling_settings(optimizer: Any) -> dict[str, Any]:
 def scaling_checksum(optimizer: Any) -> int:
     """Return a checksum of all that the next loss scales depend on; 0 without one.
 
-    Whether a step is skipped, and with it a dynamic scale, follows from the mean
-    gradients, whose bits are equal on all ranks. So equal on all ranks, they stay so.
+    A dynamic scale changes with the mean gradients alone, whose bits are equal on all
+    ranks. So scales that are equal on all ranks once stay equal.
     """
     if getattr(optimizer, "_loss_scale", None) is None:
         return 0

@@ -48,14 +48,14 @@ class SharedBytes:
     _descriptor: Any = None  # of the file, if there is one
 
     def map(self, descriptor: int) -> None:
-        """Have the bytes of an open file that isn't empty; the descriptor is owned then."""
+        """Map an open file that isn't empty, and own its descriptor from then on."""
         self._descriptor = descriptor
         # An array in the mapping keeps it.
         self.content = mmap.mmap(descriptor, 0, mmap.MAP_PRIVATE | _MAP_NORESERVE)
         weakref.finalize(self.content, os.close, descriptor)
 
     def fill(self, nbytes: int, blocks: Iterable[np.ndarray]) -> None:
-        """Have so many bytes, at least one, of 1-D uint8 arrays, in a new file."""
+        """Write 1-D uint8 arrays, ``nbytes`` in all and at least one, to a new file, and map it."""
         with open(_reserve(nbytes), "wb") as file:
             for block in blocks:
                 file.write(block.data)

@@ -112,7 +112,7 @@ class _Rows:
         """Return the array that :meth:`copy` copies the rows into."""
         begin = 0
         for known, chosen, array in self._taken:
-            # The input may be the target, too.
+            # One array may be both the inputs and the targets of a data set.
             if known is source and chosen is indices:
                 return array
             begin = array.end

@@ -78,8 +78,8 @@ def create_multi_node_evaluator(
             "create_multi_node_evaluator needs a chainer.training.extensions.Evaluator, or another "
             f"object with evaluate(), not {type(actual_evaluator).__name__}"
         )
-    # The same object has to come back, so composition is out. Methods in the instance
-    # leave its class alone: `super()` and `isinstance` go on working.
+    # The function must return the same object, so it can't return a wrapper. A method in
+    # the instance leaves the class as it is: `super()` and `isinstance` go on working.
     actual_evaluator._mn_communicator = communicator
     actual_evaluator._mn_evaluate = evaluate
     actual_evaluator.evaluate = MethodType(_evaluate, actual_evaluator)
@@ -148,7 +148,9 @@ def _means_over_examples(evaluator: Any) -> _Results:
             if isinstance(value, tuple):  # the model reports a weight of its own
                 value, weight = map(to_host, value)
             if weight == 0:
-                del observation[key]  # one process would count other batches only
+                del observation[
+                    key
+                ]  # such a batch counts nothing in one process, either
             else:
                 observation[key] = value, weight
                 weights[key] += weight

@@ -46,7 +46,8 @@ class GenericMultiNodeEvaluator(Evaluator):
     may have different numbers of examples, or none.
 
     If ``aggregate`` returns a dict, each number or array in it is also reported on all
-    ranks, as ``<name of the extension>/<key>``. What the model itself reports is not.
+    ranks, as ``<name of the extension>/<key>``. Values that the model itself reports
+    are dropped.
 
     Calling it is collective: its trigger has to fire on all ranks at the same time. By
     default that is once an epoch, under the name ``validation``.
@@ -168,7 +169,7 @@ class GenericMultiNodeEvaluator(Evaluator):
             return self.aggregate(results)
 
     def _results_here(self) -> list[Any]:
-        """Return what ``calc_local`` makes of this rank's batches, which Chainer goes through."""
+        """Return what ``calc_local`` returns for each of this rank's batches."""
         results: list[Any] = []
         dataset = getattr(self.iterator, "dataset", None)
         if dataset is not None and len(dataset) == 0:
@@ -192,7 +193,7 @@ class GenericMultiNodeEvaluator(Evaluator):
         evaluate = Evaluator(
             {"main": self.iterator}, targets, convert, self.device, eval_func=calculate
         )
-        # Else the model would report into the training's values.
+        # Without a reporter of its own the model would report among the training's values.
         with chainer.Reporter():
             evaluate()
         return results

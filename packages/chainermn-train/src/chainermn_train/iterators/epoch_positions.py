@@ -43,7 +43,7 @@ def move_iterator(
     state: dict[str, Any],
     positions: Mapping[str, Any],
 ) -> list[str]:
-    """Set an iterator's entries of ``state`` to how far all ranks were; return what begins anew.
+    """Write to ``state`` how far all ranks were in an iterator's epoch; return what begins anew.
 
     The entries begin with ``path``. ``states`` are those that ranks have saved, and
     ``positions`` their :func:`epoch_positions`.

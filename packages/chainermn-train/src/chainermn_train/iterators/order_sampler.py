@@ -62,7 +62,7 @@ class ResumableOrderSampler(OrderSampler):
 
 
 def shuffled(seed: Any, count: int) -> np.ndarray:
-    """Return the permutation of indices that follows from a seed, but not a reset's order."""
+    """Return the permutation that follows from a seed, but never the order of a reset, 0, 1, 2..."""
     generator = np.random.RandomState(seed)  # whose stream NumPy has frozen
     order = generator.permutation(count)
     while count > 1 and np.array_equal(order, np.arange(count)):

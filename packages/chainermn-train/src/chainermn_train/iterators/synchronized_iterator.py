@@ -128,7 +128,7 @@ class SynchronizedIterator(IteratorProxy):
             self.actual.serialize(serializer)
             record = DictionarySerializer()
             self.actual.serialize(record)
-            # Of the order, a checksum.
+            # The order is too long for a signature, so its checksum is compared.
             call.signature = [
                 (key, zlib.crc32(value) if value.ndim else str(value))
                 for key, value in record.target.items()

@@ -13,7 +13,7 @@ from .parameter_set import ParameterSet
 
 
 class Accumulation:
-    """This rank's sums of gradients since the last step; loss scales are divided out.
+    """This rank's sums of gradients since the last step, without loss scales.
 
     Attributes:
         steps: number of updates that make a step.
@@ -59,11 +59,11 @@ class Accumulation:
     def assign_mean(
         self, params: ParameterSet, scale: float | None, and_present: bool
     ) -> None:
-        """Make the sums, divided by ``steps``, the parameters' gradients.
+        """Give the parameters the sums divided by ``steps``, multiplied by the loss scale.
 
-        The present gradients are the last terms, if ``and_present``. Where fewer
-        updates were added up, the caller multiplies the means over ranks. They have
-        this loss scale. The sums stay as they are.
+        With ``and_present`` the parameters' present gradients are added first. If fewer
+        than ``steps`` updates were added up, the caller corrects the means over ranks
+        by a factor. The sums themselves don't change.
         """
         sums = self.sums or GradientSet.empty(params, None)
         for each in sums.gradients:
@@ -76,7 +76,7 @@ class Accumulation:
             if not terms:
                 param.cleargrad()
                 continue
-            # Where the mean becomes infinite, in float16 say, the step is skipped.
+            # If a mean becomes infinite, as float16 may, the step is skipped.
             with np.errstate(over="ignore"):
                 mean = sum(terms[1:], terms[0]) / self.steps
                 if scale is not None:
@@ -88,8 +88,8 @@ class Accumulation:
     def serialize(self, serializer: Any, target: Any, rank: int, size: int) -> None:
         """Save or load the sums; ValueError if they are too many, another rank's or job's."""
         if self.sums is not None and not self.sums.is_of(target):
-            # A link was replaced. The calls still count: other ranks, whose links may
-            # be as before, communicate at the same ones.
+            # A link was replaced. `num_calls` stays, since ranks communicate at the same
+            # calls, and the links of other ranks may be as before.
             self.sums = None
             self.num_accumulated = 0
         own = np.array([self.num_calls, self.num_accumulated, rank, size])

@@ -18,18 +18,18 @@ OPERATION = "update"
 class Row(NamedTuple):
     """What a rank tells the others. Nearly always all rows are equal."""
 
-    # It has loaded its state, or has other parameters, or its last step failed.
+    # This rank has loaded its state, has other parameters, or has failed in a step.
     needs_sharing: bool = False
-    # It has computed no gradients yet: this update can be one of the state that is shared.
+    # This rank has computed no gradients yet: it can get rank 0's state, then compute.
     can_share_first: bool = False
-    can_send: bool = False  # it is about to call backward, and could send meanwhile
-    can_plan: bool = False  # it knows in which order backward gives its gradients
-    in_flight: bool = False  # it has gradients that the next step uses
-    is_warned: bool = False  # a signal says that it has to end soon
+    can_send: bool = False  # gradients can leave during the backward that is next
+    can_plan: bool = False  # the order in which gradients become final is known
+    in_flight: bool = False  # there are gradients for the next step (double buffering)
+    is_warned: bool = False  # a signal has told this process that it must end soon
     num_calls: int = 0  # updates since the last step, with `accumulate_steps`
-    num_added: int = 0  # updates whose gradients are in those that the exchange takes
-    scaling: int = 0  # a checksum of the loss scale, and of how it adapts
-    checksum: int = 0  # of a slice of the state
+    num_added: int = 0  # updates whose gradients are summed in those to exchange
+    scaling: int = 0  # checksum of the loss scale, and of how it adapts
+    checksum: int = 0  # checksum of a part of the state
 
 
 _FORMAT = struct.Struct("<6?4I")
@@ -38,11 +38,13 @@ _FORMAT = struct.Struct("<6?4I")
 class Action(Enum):
     """What all ranks do next."""
 
-    GO_ON = "what they were about to do"
-    SHARE = "give rank 0's state to all; the update counts all the same"
-    START_AGAIN = "compute what is left to compute, give rank 0's state to all; no step"
-    COMPARE = "gather facts, and raise what differs or settle it by them"
-    RESEND = "send nothing during backward, and exchange all gradients after it"
+    GO_ON = "go on with the update, the flush or backward"
+    SHARE = "give rank 0's state to all ranks, then go on: the update counts"
+    START_AGAIN = (
+        "finish computing, then give rank 0's state to all ranks, and don't step"
+    )
+    COMPARE = "gather facts from all ranks, then raise what differs or choose an action"
+    RESEND = "send no gradients during backward, but all of them after it"
 
 
 def exchange_rows(
@@ -65,9 +67,9 @@ def exchange_rows(
 
 
 def settle(rows: Sequence[Row], were_compared: bool = False) -> Action:
-    """Return what all ranks do, by the rows of all: each rank finds the same.
+    """Return what all ranks do: the same on each rank, since all have the same rows.
 
-    If facts ``were_compared``, what they stand for is equal on all ranks.
+    ``were_compared`` says that ranks have gathered facts, and have found them equal.
     """
     different = set(rows)  # nearly always one
     needs_sharing = any([row.needs_sharing for row in different])

@@ -37,8 +37,8 @@ class DelayedExchange(GradientExchange):
             if self.pending is None:
                 gradients.give_copies()
             if self._stream is None:
-                # Parameters are asked, as a rank may have no gradient: all ranks make
-                # the channel for the same device.
+                # The device is that of the parameters, since a rank may have no
+                # gradient, and all ranks must make the channel for the same device.
                 device = device_of([param.array for param in params.params])
                 self._stream = ThreadStream(device)
             self._computed = self._stream.recorded_event()
@@ -62,7 +62,7 @@ class DelayedExchange(GradientExchange):
         thread = BackgroundThread(exchange)
         try:
             return self.assign_pending()  # of the update before
-        finally:  # also where that fails: the other ranks exchange these
+        finally:  # if that fails, too, as the other ranks exchange these gradients
             self.pending = gradients
             self._thread = thread
             if self.channel is None:  # the first mean is taken at once

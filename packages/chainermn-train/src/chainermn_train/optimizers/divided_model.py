@@ -1,4 +1,4 @@
-"""Models in parts: a multi-node optimizer must not average what its ranks hold of them."""
+"""Models that ranks hold in parts; no multi-node optimizer may average different parts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from chainermn_comm import CommunicatorBase
 
 
 def divisions_of(param: Any) -> list[Any]:
-    """Return the ``shardings`` by which ranks have different elements of a parameter, or none."""
+    """Return those ``shardings`` of a parameter by which other ranks hold other elements of it."""
     return [
         each
         for each in getattr(param, "shardings", ())
@@ -19,8 +19,8 @@ def divisions_of(param: Any) -> list[Any]:
 def refuse_divided(model: Any, communicator: CommunicatorBase) -> None:
     """Raise ValueError if other ranks of the communicator hold other parts of the model.
 
-    Averaging would overwrite shards with those of other ranks. Parameters say by
-    ``shardings`` which ranks hold them in parts.
+    The mean of different parts would overwrite them all. The attribute ``shardings`` of
+    a parameter says which ranks hold it in parts.
     """
     for name, param in model.namedparams():
         for sharding in divisions_of(param):

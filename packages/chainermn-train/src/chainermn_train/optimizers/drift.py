@@ -19,9 +19,9 @@ from chainermn_comm.gpu import devices, staging
 from ..host_arrays import to_host
 from ..slots import is_array, master_of
 
-# Bytes of a part, whose checksum takes some microseconds, and the parts that all arrays
-# are divided into if they are large. Adler-32 needs no table; that of CRC-32 takes as
-# much of the caches as a part.
+# A part has this number of bytes, so that its checksum takes some microseconds. Arrays
+# that would have more parts than the second number are divided into larger ones. The
+# checksum is Adler-32, since the table of CRC-32 takes as much of the caches as a part.
 PART_BYTES = 2 << 10
 MOST_PARTS = 1000
 _COUNTS = struct.Struct("<qq")
@@ -45,7 +45,7 @@ class DriftDetector:
         return DriftDetector()
 
     def restart(self) -> None:
-        """Begin anew, as all ranks have the same state."""
+        """Begin the first turn again: all ranks have the same state now."""
         self._wait()
         self._turn: Iterator[Part] = iter(())
         self._part: Part | None = None  # at the cursor, once it is looked up
@@ -53,7 +53,7 @@ class DriftDetector:
         self.equal_at = 0  # updates when all was equal last: the turn before began
 
     def checksum(self, params: Sequence[Any], steps: int) -> int:
-        """Return the checksum at the cursor of these parameters, after so many steps."""
+        """Return the checksum of the elements at the cursor, after this number of steps."""
         if self._part is None:
             self._part = next(self._turn, None)
         if self._part is None:
@@ -69,7 +69,7 @@ class DriftDetector:
         return zlib.adler32(to_host(self._part.elements), counts)
 
     def advance(self) -> None:
-        """Move the cursor on, as ranks have the same."""
+        """Move the cursor to the next part: ranks have compared this one."""
         is_on_gpu = self._part is not None and devices.on_gpu(self._part.param.array)
         self._part = None
         if is_on_gpu:

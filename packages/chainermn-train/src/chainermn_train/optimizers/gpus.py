@@ -1,4 +1,4 @@
-"""What exchanges need of a GPU: which one it is, and a stream for a thread."""
+"""The GPU of gradients, and a stream of it for the thread that exchanges them."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class ThreadStream:
     def using(self, after: Any = None, wait: bool = True) -> Iterator[None]:
         """Use the stream, which waits for an event; ``wait`` for the stream at the end.
 
-        If CUDA fails at the beginning, the error is raised at the end: the other ranks
-        wait for what this rank does within.
+        If CUDA fails at the beginning, the error is raised after the block, since the
+        other ranks wait for this rank's communication in the block.
         """
         if self.device is None:
             yield

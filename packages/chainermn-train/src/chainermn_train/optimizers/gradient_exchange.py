@@ -22,9 +22,9 @@ PIECE_BYTES = 125 << 10
 class GradientExchange:
     """The exchange of one optimizer, which an update waits for; other kinds are subclasses.
 
-    An update computes gradients (:meth:`backward`) and gets a reducer for them
-    (:meth:`reducer_of`), by which ranks agree. Then :meth:`finish` gives means to the
-    parameters; if nobody steps, :meth:`cancel` ends the exchange.
+    An update calls :meth:`backward`, which computes gradients, and :meth:`reducer_of`,
+    whose result ranks agree by. Then :meth:`finish` gives means to the parameters, or
+    :meth:`cancel` ends the exchange if nobody steps.
     """
 
     #: Whether backward has shown this rank in which order gradients become final.
@@ -34,8 +34,8 @@ class GradientExchange:
         """Exchange on ``communicator``; not collective."""
         self._communicator = communicator
         self._zero_fill = zero_fill
-        # The thread's communicator, while the training uses the other one. All ranks
-        # have a channel, or none.
+        # The communicator of the thread, which runs while the training uses the other
+        # one. Either all ranks have a channel or none has.
         self.channel: CommunicatorBase | None = None
         self._reducer: Any = None  # the `Reducer` that `reducer_of` has returned
         # Gradients that no step has used yet. They are means once the thread has ended.
@@ -107,20 +107,20 @@ class GradientExchange:
         return error
 
     def wait(self) -> None:
-        """Wait until pending gradients are means; raise once what made their exchange fail."""
+        """Wait until pending gradients are means; raise the error of their exchange, once."""
         try:
             raise_if_any(self.failure())
         finally:
             self._thread = None
 
     def drop(self) -> None:
-        """Drop pending gradients, and how they travel: parameters have another state."""
+        """Drop pending gradients and plans, since the parameters have another state."""
         self.failure()  # a failed exchange makes no difference any more
         self.pending = None
         self._thread = None
 
     def load_pending(self, serializer: Any, target: Any) -> None:
-        """Let saved means be pending; raise ValueError if no step would use them."""
+        """Load saved means as pending gradients; ValueError if no step would use them."""
         raise ValueError(
             "the snapshot holds gradients in flight: use double_buffering=True"
         )

@@ -1,4 +1,4 @@
-"""Gradients beside a model's parameters: on their way to other ranks, and in a snapshot."""
+"""Gradients that are kept outside of parameters, to be sent to other ranks or to be saved."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .parameter_set import ParameterSet
 
 @dataclass(eq=False)
 class Gradient:
-    """A gradient with the attributes that a communicator expects of a parameter."""
+    """A gradient that looks like a parameter to a communicator."""
 
     name: str  # of the parameter
     param: Any  # whose gradient it is
@@ -31,10 +31,12 @@ class Gradient:
 
 @dataclass(eq=False)
 class GradientSet:
-    """Gradients of certain parameters, with one loss scale; a model for a communicator.
+    """Gradients of certain parameters, with one loss scale.
 
-    The parameters stay the same objects: when a model gets others, gradients of the
-    model are dropped.
+    To a communicator the set looks like a model.
+
+    A set belongs to parameter objects. If a model's parameters are replaced by other
+    objects, the set is of no use any more.
 
     Attributes:
         gradients: one for each parameter, in an order that is equal on all ranks.
@@ -60,10 +62,10 @@ class GradientSet:
 
     @classmethod
     def detach_from(cls, params: ParameterSet, scale: float | None) -> GradientSet:
-        """Move the gradients out of parameters, whose gradients are None then.
+        """Return the gradients of parameters, whose ``grad`` becomes None.
 
-        Arrays with other owners (parameters, views, the user) are copied, not moved:
-        somebody might write into them meanwhile.
+        A gradient that somebody else refers to (a view, another parameter, the user)
+        is copied, since it might be written to while the set is on its way.
         """
         detached = cls.empty(params, scale)
         for each in detached.gradients:
@@ -121,7 +123,7 @@ def present_gradient(param: Any) -> Any:
 
 
 def form_of(array: Any) -> tuple[type, Any, tuple[int, ...]]:
-    """Return what a gradient and its parameter must have alike to be sent as planned."""
+    """Return the type, dtype and shape that a gradient must share with its parameter."""
     return type(array), array.dtype, array.shape
 
 
@@ -134,10 +136,10 @@ def is_updated(param: Any) -> bool:
 
 
 def rescale(params: ParameterSet, scale: float | None) -> None:
-    """Let all present gradients be as if they had been computed with this loss scale.
+    """Multiply all present gradients so that they have this loss scale.
 
-    They may have another scale if the user's own code calls backward. Chainer keeps the
-    scale in each parameter that backward meets.
+    Gradients have another scale if the user's own code has called backward. Chainer
+    notes the scale in each parameter that backward reaches.
     """
     for param in params.params:
         if param._loss_scale != scale:
@@ -147,10 +149,10 @@ def rescale(params: ParameterSet, scale: float | None) -> None:
 
 
 def set_scale(params: Iterable[Any], scale: float | None) -> None:
-    """Let the step undo the loss scale wherever there is a gradient, and nowhere else.
+    """Note the loss scale in each parameter that has a gradient, so that the step divides by it.
 
-    Backward may have met a parameter on other ranks only. A parameter without a
-    gradient on any rank must look to hooks as in one process.
+    Chainer has noted nothing where backward reached a parameter on other ranks only. A
+    parameter without a gradient has no scale, as in one process.
     """
     for param in params:
         param._loss_scale = None if present_gradient(param) is None else scale

@@ -70,8 +70,8 @@ class JoinBlock:
     def leave_by(self, error: Exception) -> None:
         """Tell the ranks that this one leaves by an exception (collective).
 
-        Where ranks were about to do something else, that fails on all of them, and they
-        are told next.
+        If the other ranks do something else at this moment, that call fails on all
+        ranks, and this rank tells them again.
         """
         text = describe(error, self._communicator.rank)
         while self._end is None:

@@ -117,27 +117,35 @@ class MultiNodeOptimizer(AttributeProxy):
     ) -> None:
         """Update the parameters with the mean of all ranks' gradients (collective).
 
-        Ranks may start from different states, and may initialise, add or replace
-        parameters later. If the set of initialised parameters has changed on any rank
-        since the last call, or a step has raised on some (in a hook, say), all ranks
-        get rank 0's state, as by :meth:`synchronize`. Gradients in flight or added up
-        are dropped on every rank. If the set has changed on every rank, every rank gave
-        ``lossfun``, and all parameters have values, the state travels before
-        ``lossfun`` is called, and the update counts. Otherwise the gradients belong to
-        parameters that ranks didn't share, and the call *does not step* (``t`` stays).
-        So neither the first call with lazily initialised links, such as
-        ``L.Linear(None, 10)``, nor the first call without a loss function steps. Ranks
-        that have drifted apart in other ways are noticed: see ``on_drift`` of
-        :func:`create_multi_node_optimizer`.
+        The call computes gradients, if ``lossfun`` is given, and exchanges them. Then
+        the actual optimizer steps along their means, which are equal on all ranks. A
+        rank that has no examples can take part by calling ``target.cleargrads()`` and
+        then ``update()``: its gradients count as zeros (if ``zero_fill``).
 
-        A rank that has no examples can take part by calling ``target.cleargrads()``
-        and then ``update()``: its gradients count as zeros (if ``zero_fill``).
+        Ranks may start from different states, and may initialise, add or replace
+        parameters later. All ranks get rank 0's state, as by :meth:`synchronize`, if
+        the set of initialised parameters has changed on any rank since the last call,
+        or if a step has raised on some rank (in a hook, say). Gradients in flight or
+        added up are dropped on every rank then. There are two cases:
+
+        - The set has changed on every rank, every rank gave ``lossfun``, and all
+          parameters have values. Then the state travels before ``lossfun`` is called,
+          and the update counts.
+        - In any other case the gradients belong to parameters that ranks didn't share,
+          and the call *does not step* (``t`` stays). So neither the first call with
+          lazily initialised links, such as ``L.Linear(None, 10)``, nor the first call
+          without a loss function steps.
+
+        If ranks' states differ for other reasons, ``on_drift`` of
+        :func:`create_multi_node_optimizer` says what happens. After a link was added or
+        replaced, call :meth:`setup` on all ranks.
 
         With double buffering, the call steps along the gradients of the call before
         (the first doesn't step), while its own are on their way. With ``overlap``
         gradients leave while backward computes the others, and the call steps along its
         own. With ``accumulate_steps=k`` every k-th call exchanges and steps, and only
-        the first and the last of k are collective. :meth:`flush` uses what is left.
+        the first and the last of k are collective. :meth:`flush` uses the gradients
+        that are left.
 
         Gradients of parameters that are not updated
         (:meth:`chainer.Link.disable_update`) are dropped and don't travel: hooks see

@@ -107,7 +107,7 @@ class _Sending:
         self._send_rest()
 
     def end(self) -> None:
-        """Send zeros for the gradients that are left: nobody steps, but other ranks wait."""
+        """Send zeros for the gradients that are left, since the other ranks wait for them."""
         for own in self.gradients[self._bounds[len(self.works)] :]:
             own.grad = None
         self._send_rest()
@@ -197,6 +197,8 @@ class OverlappedExchange(GradientExchange):
         with region("communication"):
             raise_if_any(sending.thread.wait())
         sending.stream.join()
+        # `factor` is 1: each rank that sends has computed the gradients of one update,
+        # and with `accumulate_steps` another exchange is used.
         for work in sending.works:
             work.assign()
         GradientSet(sending.gradients, scale).assign()
@@ -212,9 +214,9 @@ class OverlappedExchange(GradientExchange):
                 sending.stream.join()
 
     def _can_track(self, params: ParameterSet, loss: Any) -> bool:
-        """Return whether final gradients can be known, and sent with the bits of a later sum.
+        """Return whether gradients can leave during backward, with the same means as after it.
 
-        They can be known for plain losses, and parameters that are real floats.
+        Final gradients are known for plain losses, and parameters that are real floats.
         """
         if type(loss) is not chainer.Variable:
             return False
@@ -252,7 +254,7 @@ class OverlappedExchange(GradientExchange):
         self._order = []
 
     def _facts_of(self, params: ParameterSet) -> list[Any]:
-        """Return what decides how gradients travel: a plan holds until some of this changes."""
+        """Return the facts that a plan depends on; when one of them changes, the plan is void."""
         forms = [(form_of(param.array), is_updated(param)) for param in params.params]
         wire_dtype = self._communicator.get_config("allreduce_grad_dtype")
         return [params, self.channel, wire_dtype, *forms]
@@ -273,8 +275,8 @@ def _bounds_of(arrays: list[Any]) -> list[int]:
 def _rounds_by_message(arrays: list[Any], communicator: CommunicatorBase) -> bool:
     """Return whether the rounding of a number may depend on the others in its message.
 
-    It may where numbers become narrower for the wire; a node's sum of 16-bit numbers
-    becomes so. With ``reproducible`` numbers are rounded alike in any message.
+    It may if numbers are sent in a narrower dtype, as a node's sum of 16-bit numbers
+    is. With ``reproducible`` numbers are rounded alike in any message.
     """
     if communicator.get_config("reproducible"):
         return False

@@ -1,4 +1,4 @@
-"""A model's parameters, each once, whatever paths lead to it."""
+"""A model's parameters, each once, even if several paths lead to it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class ParameterSet:
         self.params = [param for _, param in self._named]
         self.uninitialized = [it for it in self.params if not it.is_initialized]
         self.parts = [each for each in self._named if divisions_of(each[1])]
-        # In the order of links, which tells of two that were swapped; not their ids, as a
-        # copy has parameters of its own.
+        # In the order of links, so that two links that were swapped are noticed. Their
+        # ids wouldn't do, since a copy of this set has parameters of its own.
         self._walk = list(target.params())
 
     def namedparams(self) -> list[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""What is the same on all ranks: whether it is, what differs, and rank 0's for all."""
+"""The state of an optimizer that all ranks have alike: to check it, compare it and share it."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class SharedState:
     """Knows what ranks have alike of one optimizer, and makes it so.
 
     Attributes:
-        params: parameters that all ranks have in the same state; None if this rank
-            knows of none.
+        params: the parameters, once all ranks have the same state; None as long as the
+            state isn't shared.
         drift: compares parts of the state in turn.
         has_failed: whether this rank has failed in a step, so that its parameters may
             not be those of the other ranks.
@@ -83,7 +83,7 @@ class SharedState:
         return self.has_failed or self.params is None or self.params.has_new_values()
 
     def settings(self, optimizer: Any) -> list[tuple[str, str]]:
-        """Return what must be equal at first, in words; hyperparameters may change later."""
+        """Return names and texts of the settings, until ranks have found them equal once."""
         if self.has_equal_settings:
             return []
         facts = {
@@ -94,7 +94,7 @@ class SharedState:
         return entries_of(facts)
 
     def checksum(self, optimizer: Any) -> int:
-        """Return that of the part that ranks compare next; 0 where they compare nothing."""
+        """Return the checksum of the part that ranks compare next; 0 if they compare nothing."""
         if self._arguments["on_drift"] == "ignore" or self.params is None:
             return 0
         return self.drift.checksum(self.params.params, getattr(optimizer, "t", 0))
@@ -102,7 +102,7 @@ class SharedState:
     def share(self, optimizer: Any) -> None:
         """Give rank 0's state to all (collective).
 
-        Hyperparameters are among it once they were found to be equal.
+        Hyperparameters belong to the state after ranks have found them equal once.
         """
         communicator = self._communicator
         self.params = None  # also where it fails midway
@@ -128,10 +128,10 @@ class SharedState:
         self.assume(optimizer.target)
 
     def compare(self, optimizer: Any, rows: Sequence[Row]) -> bool:
-        """Raise on all ranks what differs (collective).
+        """Compare all facts, and raise on all ranks the first one that differs (collective).
 
-        Return whether ranks have drifted apart and get rank 0's state: rank 0 has warned
-        then.
+        Where drift isn't an error, rank 0 warns of the difference instead. Return
+        whether there is one, so that all ranks must get rank 0's state.
         """
         communicator = self._communicator
         rank = communicator.rank
@@ -150,7 +150,7 @@ class SharedState:
             error.args = (f"{error} (perhaps since t = {since}); {_REMEDY}",)
             if self._arguments["on_drift"] == "raise":
                 raise
-            # If warnings are errors.
+            # The warning may be an error, on rank 0 alone.
             with raise_together(communicator.handshake, OPERATION):
                 if rank == 0:
                     text = f"{error}; all ranks get rank 0's"

@@ -1,10 +1,11 @@
 """Backward that reports each parameter's gradient as soon as it is final.
 
-This file relies on the insides of Chainer 7's backward. Backward keeps gradients in a
-``GradTable``, whose lists grow with each function that runs, and takes the gradients
-out of the table at the end. A function hook is not given the table, but its caller has
-the table as the local variable ``grads``. Who is given a gradient has to check whether
-the parameter gets the same one in the end.
+This file relies on the insides of Chainer 7's backward. Backward keeps a ``GradTable``,
+which has a list of gradients for each variable. Each function that runs appends to the
+lists of its inputs. At the end backward gives the sums of the lists to the parameters.
+A function hook is not given the table, but finds it in the caller's local variable
+``grads``. The parameter may still get another gradient than the one that was reported,
+so the receiver of a report has to compare them after backward.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ def backward(
 ) -> None:
     """Do what ``loss.backward(loss_scale=loss_scale)`` does, and report final gradients.
 
-    A gradient is final when every function that uses the parameter has run. It isn't
-    reported if some of them don't run, nor if the gradient is no array like the
-    parameter's. ``on_final`` is called in this thread, before the parameter has the
-    gradient; on a GPU, once its kernels are enqueued.
+    A gradient is final when every function that uses the parameter has run. If one of
+    these functions doesn't run, or the gradient's type, dtype or shape isn't the
+    parameter's, the gradient isn't reported. ``on_final`` is called in this thread,
+    before the parameter has the gradient. On a GPU, kernels that compute the gradient
+    are enqueued by then.
     """
     with _Tracker(loss, params, on_final):
         loss.backward(loss_scale=loss_scale)
@@ -71,7 +73,7 @@ class _Tracker(chainer.FunctionHook):
     def backward_postprocess(self, function: Any, _: Any, __: Any) -> None:
         self.deleted()
         used = self._used.get(id(function))
-        if not used:  # a function of a backward within this one, say
+        if not used:  # the function may belong to a backward within this one
             return
         table = sys._getframe(1).f_locals["grads"].grads
         for number, node in used.items():
@@ -103,9 +105,10 @@ class _Tracker(chainer.FunctionHook):
 
 
 def _used_by_function(loss: Any, numbers: dict[int, int]) -> dict[int, dict[int, Any]]:
-    """Return which parameters' nodes each function uses that leads to the loss.
+    """Return, for each function that leads to the loss, the nodes of parameters that it uses.
 
-    Functions and nodes are known by their ids, and parameters by their numbers.
+    The keys are ids of functions. The values map a parameter's number to its node;
+    ``numbers`` has a parameter's number for the id of its node.
     """
     used: dict[int, dict[int, Any]] = {}
     todo = [loss.creator_node]
