@@ -98,17 +98,27 @@ def compared_slots(optimizer: Any) -> list[Slot]:
 def setting_slots(optimizer: Any) -> list[Slot]:
     """Return the slots of hyperparameters, of loss scaling, and of update rules."""
     hyperparam = getattr(optimizer, "hyperparam", None)  # chainer.Optimizer has none
-    get_numbers = partial(numbers_of, hyperparam)
-    get_scaling = partial(_attributes_of, optimizer, _SCALING)
-    slots = [
-        Slot(HYPERPARAMETERS, get_numbers, partial(_set_numbers, hyperparam)),
-        Slot(LOSS_SCALING, get_scaling, vars(optimizer).update),
+    return [
+        Slot(
+            HYPERPARAMETERS,
+            partial(numbers_of, hyperparam),
+            partial(_set_numbers, hyperparam),
+        ),
+        Slot(
+            LOSS_SCALING,
+            partial(_attributes_of, optimizer, _SCALING),
+            vars(optimizer).update,
+        ),
+        *[
+            Slot(
+                f"parameter {name}",
+                partial(_get_rule, param),
+                partial(_set_rule, param),
+            )
+            for name, param in named_parameters(optimizer.target)
+            if param.update_rule is not None
+        ],
     ]
-    for name, param in named_parameters(optimizer.target):
-        if param.update_rule is not None:
-            get_rule = partial(_get_rule, param)
-            slots.append(Slot(f"parameter {name}", get_rule, partial(_set_rule, param)))
-    return slots
 
 
 def persistent_slots(model: Any) -> list[Slot]:
@@ -319,10 +329,11 @@ def _attributes_of(holder: Any, names: Iterable[str]) -> dict[str, Any]:
 
 
 def _attribute_slot(name: str, holder: Any, attribute: str) -> Slot:
-    def assign(value: Any) -> None:
-        setattr(holder, attribute, _sent_to(holder, value))
-
-    return Slot(name, partial(getattr, holder, attribute, None), assign)
+    return Slot(
+        name,
+        lambda: getattr(holder, attribute, None),
+        lambda value: setattr(holder, attribute, _sent_to(holder, value)),
+    )
 
 
 def _get_rule(param: Any) -> dict[str, Any]:

@@ -88,9 +88,10 @@ class MultiNodeEarlyStoppingTrigger(EarlyStoppingTrigger):
             return stops, bool(self._interval_trigger(trainer))
 
         ranks = allgather_checked(self.comm, "MultiNodeEarlyStoppingTrigger", triggers)
-        if any(stop for stop, _ in ranks):
+        stops, checks = map(any, zip(*ranks, strict=True))
+        if stops:
             return True
-        if not any(check for _, check in ranks):
+        if not checks:
             return False
         stop = self._check(trainer.observation)
         if stop and self.verbose:

@@ -174,8 +174,7 @@ def _mean(ranks: list[_Results]) -> dict[str, Any]:
     means = {}
     for key in dict.fromkeys(key for results in ranks for key in results):
         having = [results[key] for results in ranks if key in results]
-        values = [value for value, _ in having]
-        weights = [weight for _, weight in having]
+        values, weights = map(list, zip(*having, strict=True))
         if None in weights:
             if any(weights):
                 raise ValueError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import chainer
@@ -118,10 +118,10 @@ class ThroughputReport(training.Extension):
             return self._examples - before, times
 
         views = allgather_checked(self.comm, "ThroughputReport", since_last_call)
-        ranks = [times for _, times in views]
+        examples, ranks = zip(*views, strict=True)
         if not all(rank.steps and rank.sampled for rank in ranks):
             return
-        summary, line = _report(sum(examples for examples, _ in views), ranks)
+        summary, line = _report(sum(examples), ranks)
         prefix = self.name or self.default_name
         chainer.report({f"{prefix}/{key}": value for key, value in summary.items()})
         if self.comm.rank == 0:
@@ -134,7 +134,9 @@ def _wait_for_kernels() -> None:
     cuda.cupy.cuda.get_current_stream().synchronize()
 
 
-def _report(examples: float, ranks: list[StepTimes]) -> tuple[dict[str, float], str]:
+def _report(
+    examples: float, ranks: Sequence[StepTimes]
+) -> tuple[dict[str, float], str]:
     """Return the observations, and the line that rank 0 prints of them."""
 
     def total(name: str) -> Any:

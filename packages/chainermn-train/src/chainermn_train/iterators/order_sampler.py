@@ -37,7 +37,7 @@ class ResumableOrderSampler(OrderSampler):
     def __init__(self, seed: int | Sequence[int] | None = None) -> None:
         if seed is None:
             seed = np.random.permutation(SEED_NUMBERS).tolist()
-        words = np.atleast_1d(np.asarray(seed))
+        words = np.atleast_1d(seed)
         if words.dtype.kind not in "iu":
             raise TypeError(
                 f"seed must be an integer, several of them, or None, not {seed!r}"
@@ -62,7 +62,7 @@ class ResumableOrderSampler(OrderSampler):
 
 
 def shuffled(seed: Any, count: int) -> np.ndarray:
-    """Return the permutation that follows from a seed, but never the order of a reset, 0, 1, 2..."""
+    """Return the permutation that follows from a seed, but never a reset's order, 0, 1, 2..."""
     generator = np.random.RandomState(seed)  # whose stream NumPy has frozen
     order = generator.permutation(count)
     while count > 1 and np.array_equal(order, np.arange(count)):

@@ -61,7 +61,8 @@ def create_synchronized_iterator(
     with raise_together(communicator.handshake, "create_synchronized_iterator") as call:
         call.signature = _terms(actual_iterator).items()
     sampler = actual_iterator.order_sampler
-    is_known = sampler is None or type(sampler) in (
+    is_known = type(sampler) in (
+        type(None),
         ShuffleOrderSampler,
         ResumableOrderSampler,
     )

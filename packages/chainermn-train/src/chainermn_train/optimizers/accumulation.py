@@ -93,8 +93,8 @@ class Accumulation:
             self.sums = None
             self.num_accumulated = 0
         own = np.array([self.num_calls, self.num_accumulated, rank, size])
-        counts = serializer("counts", own).tolist()
-        num_calls, num_accumulated, saved_rank, saved_size = counts
+        counts = serializer("counts", own)
+        num_calls, num_accumulated, saved_rank, saved_size = counts.tolist()
         if num_calls and (saved_rank, saved_size) != (rank, size):
             raise ValueError(
                 f"the snapshot holds gradients that rank {saved_rank} of {saved_size} added up, "

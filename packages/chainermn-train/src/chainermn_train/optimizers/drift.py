@@ -6,7 +6,6 @@ of the elements at the cursor, which rides in the synchronization that is there 
 
 from __future__ import annotations
 
-import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -24,7 +23,6 @@ from ..slots import is_array, master_of
 # checksum is Adler-32, since the table of CRC-32 takes as much of the caches as a part.
 PART_BYTES = 2 << 10
 MOST_PARTS = 1000
-_COUNTS = struct.Struct("<qq")
 
 
 class Part(NamedTuple):
@@ -65,26 +63,25 @@ class DriftDetector:
             return 0
         self._wait()
         updates = getattr(self._part.param.update_rule, "t", 0)
-        counts = zlib.adler32(_COUNTS.pack(steps, updates))
+        counts = zlib.adler32(b"%d %d" % (steps, updates))
         return zlib.adler32(to_host(self._part.elements), counts)
 
     def advance(self) -> None:
         """Move the cursor to the next part: ranks have compared this one."""
-        is_on_gpu = self._part is not None and devices.on_gpu(self._part.param.array)
+        part = self._part
         self._part = None
-        if is_on_gpu:
-            # The next elements come to the host while the step computes.
-            self._part = next(self._turn, None)
-        if self._part is not None and devices.on_gpu(self._part.elements):
-            self._begin_copy(self._part)
-
-    def _begin_copy(self, part: Part) -> None:
-        source = part.elements
-        with devices.using_device_of(source):
-            host = devices.pinned(source.nbytes)
-            devices.copy(source.view(np.uint8), host, devices.current_stream())
-            self._event = devices.recorded_event()
-        self._part = Part(part.param, host)
+        if part is None or not devices.on_gpu(part.param.array):
+            return
+        # The next elements come to the host while the step computes.
+        part = next(self._turn, None)
+        if part is not None and devices.on_gpu(part.elements):
+            source = part.elements
+            with devices.using_device_of(source):
+                host = devices.pinned(source.nbytes)
+                devices.copy(source.view(np.uint8), host, devices.current_stream())
+                self._event = devices.recorded_event()
+            part = Part(part.param, host)
+        self._part = part
 
     def _wait(self) -> None:
         if self._event is not None:

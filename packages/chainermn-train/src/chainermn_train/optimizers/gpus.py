@@ -34,12 +34,12 @@ class ThreadStream:
 
     def join(self) -> None:
         """Let this thread's current stream wait for this one's work; the host doesn't wait."""
-
-        def wait() -> None:
-            event = devices.recorded_event(self._stream)
-            devices.current_stream().wait_event(event)
-
-        self._call("waiting for a stream", wait)
+        self._call(
+            "waiting for a stream",
+            lambda: devices.current_stream().wait_event(
+                devices.recorded_event(self._stream)
+            ),
+        )
 
     @contextlib.contextmanager
     def using(self, after: Any = None, wait: bool = True) -> Iterator[None]:

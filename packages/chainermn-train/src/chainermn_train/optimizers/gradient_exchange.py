@@ -142,10 +142,9 @@ class GradientExchange:
         """
         self.failure()
         self._communicator.handshake("finalize", signature)
-        channel = self.channel
+        if self.channel is not None:
+            self.channel.finalize()
         self.channel = None
-        if channel is not None:
-            channel.finalize()
 
 
 def make_channel(communicator: CommunicatorBase, device: Any) -> CommunicatorBase:

@@ -146,8 +146,9 @@ class SharedState:
         except RankMismatchError as error:
             if len({(row.num_calls, row.scaling) for row in rows}) > 1:
                 raise
-            since = self.drift.equal_at
-            error.args = (f"{error} (perhaps since t = {since}); {_REMEDY}",)
+            error.args = (
+                f"{error} (perhaps since t = {self.drift.equal_at}); {_REMEDY}",
+            )
             if self._arguments["on_drift"] == "raise":
                 raise
             # The warning may be an error, on rank 0 alone.
