@@ -31,18 +31,17 @@ class DelayedExchange(GradientExchange):
         )
         # Whatever can fail on one rank alone is done here, before ranks agree.
         with raise_together(self._communicator.handshake, OPERATION, meet=False):
-            gradients = GradientSet.detach_from(params, scale)
+            self._gradients = GradientSet.detach_from(params, scale)
             self._reducer = reducer
-            self._gradients = gradients
             if self.pending is None:
-                gradients.give_copies()
+                self._gradients.give_copies()
             if self._stream is None:
                 # The device is that of the parameters, since a rank may have no
                 # gradient, and all ranks must make the channel for the same device.
                 device = device_of([param.array for param in params.params])
                 self._stream = ThreadStream(device)
             self._computed = self._stream.recorded_event()
-        reducer.add(gradients)
+        reducer.add(self._gradients)
         return reducer
 
     def finish(self, params: ParameterSet, scale: float | None, factor: float) -> bool:

@@ -119,8 +119,7 @@ class _Sending:
 
     def _send_next(self) -> None:
         number = len(self.works)
-        start = self._bounds[number]
-        stop = self._bounds[number + 1]
+        start, stop = self._bounds[number : number + 2]
         bucket = GradientSet(self.gradients[start:stop], None)
         work = self.reducer.add_planned(bucket)
         self.works.append(work)
