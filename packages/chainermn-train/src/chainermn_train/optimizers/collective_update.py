@@ -25,7 +25,6 @@ from .agreement import (
 )
 from .gradient_clipping import (
     StartAgainError,
-    meet_in_hooks,
     meeting_in_hooks,
     refuse_hooks_by_norm,
 )
@@ -108,7 +107,7 @@ class CollectiveUpdate:
         block = current_block.get()
         if block is not None and self in block.optimizers:
             block.begin_update(self)
-        self._update_together(compute_loss, num_present=1)
+        self._update_together(partial(self._compute_and_step, UPDATE, compute_loss, 1))
 
     def update_without_examples(self) -> None:
         """Take part in the next collective update of other ranks (collective).
@@ -124,18 +123,13 @@ class CollectiveUpdate:
                     param.cleargrad()
                 else:
                     param.grad = param.device.xp.zeros_like(param.array)
-        self._update_together(None, num_present=0)
+        self._update_together(partial(self._compute_and_step, UPDATE, None, 0))
 
     def flush(self) -> None:
         """Do what :meth:`MultiNodeOptimizer.flush` does (collective)."""
-        try:
-            with meeting_in_hooks(self._optimizer):
-                self._compute_and_step(FLUSH, None, num_present=0)
-            with meeting_in_hooks(self._optimizer):
-                # No rank of the optimizer waits for another one: a hook may fail on some.
-                self._step(self.exchange.assign_pending)
-        except StartAgainError:
-            self._drop_gradients()
+        self._update_together(partial(self._compute_and_step, FLUSH, None, 0))
+        # No rank waits for another one: a hook may fail on some.
+        self._update_together(partial(self._step, self.exchange.assign_pending))
 
     def synchronize(self) -> None:
         """Do what :meth:`MultiNodeOptimizer.synchronize` does (collective)."""
@@ -149,24 +143,22 @@ class CollectiveUpdate:
 
     # An update, step by step.
 
-    def _update_together(
-        self, compute_loss: Callable[[], Any] | None, num_present: int
-    ) -> None:
-        """Compute gradients, agree, and do what all ranks do (collective).
-
-        This rank's present gradients are then those of so many updates, 0 or 1.
-        """
+    def _update_together(self, update: Callable[[], None]) -> None:
+        """Make an update, or drop all gradients if ranks that hold the model start again."""
         try:
             with meeting_in_hooks(self._optimizer):
-                self._compute_and_step(UPDATE, compute_loss, num_present)
+                update()
         except StartAgainError:
-            # Of the ranks that hold the model, those of other optimizers, too, drop theirs.
             self._drop_gradients()
 
     def _compute_and_step(
         self, call: str, compute_loss: Callable[[], Any] | None, num_present: int
     ) -> None:
-        """Do what all ranks of this optimizer do; StartAgainError if rank 0's state was shared."""
+        """Compute gradients, agree, and do what all ranks do (collective).
+
+        This rank's present gradients are then those of so many updates, 0 or 1.
+        StartAgainError is raised on all ranks once rank 0's state was given to all.
+        """
         exchange = self.exchange
         accumulation = self.accumulation
         rows: list[Row] = []
@@ -190,7 +182,6 @@ class CollectiveUpdate:
             self._share()
             raise StartAgainError
         if call == UPDATE and not accumulation.is_last:
-            meet_in_hooks(self._optimizer)
             accumulation.num_calls += 1
             self._add(num_present)
         elif any([row.num_added for row in rows]):
@@ -336,7 +327,7 @@ class CollectiveUpdate:
         try:
             if assign_means():
                 self._optimizer.update(None)
-        except StartAgainError:  # by a hook before the step, on all ranks
+        except StartAgainError:  # before the step, on all ranks
             raise
         except BaseException:
             # A hook's, say; this rank may not have stepped as the others did.

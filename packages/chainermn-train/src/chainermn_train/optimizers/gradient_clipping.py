@@ -8,8 +8,7 @@ from typing import Any
 
 from chainer.optimizer_hooks import GradientClipping, GradientLARS
 
-from chainermn_comm import CommunicatorBase, global_norm
-from chainermn_comm.errors import is_raised_on_all, share_failure
+from chainermn_comm import CommunicationError, CommunicatorBase, global_norm
 
 from ..collective_errors import allgather_checked, require_communicator
 from .gradient_set import multiply_gradients
@@ -17,11 +16,11 @@ from .gradient_set import multiply_gradients
 # What becomes of an update.
 STEP = "a step"
 NO_STEP = "no step"
-OTHER_STATE = "rank 0's state for all"
+START_AGAIN = "it failed, or rank 0's state went to all"
 
 
-class StartAgainError(Exception):
-    """Some ranks that hold the model step, or have got another state, and others don't.
+class StartAgainError(CommunicationError):
+    """Of the ranks that hold a model together some step and others don't.
 
     All of them drop their gradients then, and make no step.
     """
@@ -65,7 +64,6 @@ class MultiNodeGradientClipping:
         Raises:
             ValueError: on all ranks, if some rank of a parameter's group isn't in
                 ``comm``.
-            PeerError: an update has failed on another rank of ``comm``.
         """
         self._meet(STEP)
         norm = global_norm(self.comm, optimizer.target)
@@ -79,19 +77,11 @@ class MultiNodeGradientClipping:
 
         Raises:
             StartAgainError: other ranks have another outcome.
-            PeerError: an update has failed on another rank.
         """
         self._is_due = False
         outcomes = allgather_checked(self.comm, self.name, lambda: outcome)
         if len(set(outcomes)) > 1:
             raise StartAgainError
-
-    def _fail(self, error: BaseException) -> None:
-        """Tell the other ranks that an update has failed on this one (collective)."""
-        self._is_due = False
-        handshake = self.comm.handshake
-        if not is_raised_on_all(handshake, error):
-            share_failure(handshake, self.name, error)
 
 
 @contextmanager
@@ -102,33 +92,23 @@ def meeting_in_hooks(optimizer: Any) -> Iterator[None]:
     optimizer. They would wait in the hook if this rank didn't come to call it.
 
     Raises:
-        StartAgainError: the block has raised it on some rank of a hook.
+        StartAgainError: the ranks of a hook don't all step, and this one should.
     """
-    for hook in _clipping_hooks_of(optimizer):
+    hooks = _hooks_of(optimizer)
+    hooks = [each for each in hooks if isinstance(each, MultiNodeGradientClipping)]
+    for hook in hooks:
         hook._is_due = True
     try:
         yield
-        meet_in_hooks(optimizer)
-    except StartAgainError:
-        for hook in _due_hooks_of(optimizer):
-            with suppress(StartAgainError):
-                hook._meet(OTHER_STATE)
+        for hook in hooks:
+            if hook._is_due:
+                hook._meet(NO_STEP)
+    except BaseException:
+        for hook in hooks:
+            if hook._is_due:
+                with suppress(CommunicationError):
+                    hook._meet(START_AGAIN)
         raise
-    except BaseException as error:
-        for hook in _due_hooks_of(optimizer):
-            hook._fail(error)
-        raise
-
-
-def meet_in_hooks(optimizer: Any) -> None:
-    """Tell the ranks of hooks that weren't called that there is no step to make (collective).
-
-    Raises:
-        StartAgainError: other ranks of a hook step, or have got another state.
-        PeerError: an update has failed on another rank of a hook.
-    """
-    for hook in _due_hooks_of(optimizer):
-        hook._meet(NO_STEP)
 
 
 def refuse_hooks_by_norm(optimizer: Any, parts: list[tuple[str, Any]]) -> None:
@@ -154,12 +134,3 @@ def _hooks_of(owner: Any) -> list[Any]:
     """Return the hooks before steps of an optimizer or rule; none of one that isn't Chainer's."""
     hookable = getattr(owner, "_hookable", None)
     return list(getattr(hookable, "_pre_update_hooks", {}).values())
-
-
-def _clipping_hooks_of(optimizer: Any) -> list[MultiNodeGradientClipping]:
-    hooks = _hooks_of(optimizer)
-    return [each for each in hooks if isinstance(each, MultiNodeGradientClipping)]
-
-
-def _due_hooks_of(optimizer: Any) -> list[MultiNodeGradientClipping]:
-    return [hook for hook in _clipping_hooks_of(optimizer) if hook._is_due]
