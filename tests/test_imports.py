@@ -71,7 +71,7 @@ DIRECT = {
     "chainermn_comm.trace.tracer",
     # And for those who mustn't load NumPy.
     *(f"chainermn_tools.bench.{name}" for name in ["operations", "timing", "values"]),
-    *(f"chainermn_tools.bench.{name}" for name in ["plot", "text", "worker"]),
+    *(f"chainermn_tools.bench.{name}" for name in ["plot", "runner", "text"]),
 }
 
 

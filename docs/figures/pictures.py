@@ -28,17 +28,6 @@ from rich.text import Text
 FIGURES = Path(__file__).resolve().parent
 ROOT = FIGURES.parents[1]
 COLUMNS = 100
-UNEVEN = """\
-import time
-
-import chainermn
-import numpy as np
-
-comm = chainermn.create_communicator()
-for _ in range(20):
-    time.sleep(0.03 if comm.rank == 1 else 0.01)  # rank 1 is the slow one
-    comm.allreduce(np.ones(100_000, np.float32))
-"""
 RAISES = """\
 import chainermn
 
@@ -56,27 +45,10 @@ def curves(folder: Path) -> None:
     keep(folder / "curves.png")
 
 
-def trace(folder: Path) -> None:
-    """The time line of two ranks, one of them slow."""
-    (folder / "uneven.py").write_text(UNEVEN)
-    run(
-        folder,
-        "mpiexec",
-        "-n",
-        "2",
-        sys.executable,
-        "uneven.py",
-        CHAINERMN_TRACE="traces",
-    )
-    run(folder, "chainermn", "trace", "traces", "--plot", "trace.png")
-    keep(folder / "trace.png")
-
-
 def bench(folder: Path) -> None:
-    """Bandwidth by size."""
+    """The time of a call by size."""
     names = [f"--communicator={name}" for name in ("hierarchical", "flat", "naive")]
-    limits = "--max-size", "64M", "--seconds", "40"
-    run(folder, "chainermn", "bench", "-n", "2", *names, *limits, "--plot", "bench.png")
+    run(folder, "chainermn", "bench", "-n", "2", *names, "--plot", "bench.png")
     keep(folder / "bench.png")
 
 
@@ -158,7 +130,7 @@ def terminal(folder: Path, name: str, command: str, **variables: str) -> None:
 
 
 def main() -> None:
-    for draw in (curves, trace, bench, step, doctor, verdict):
+    for draw in (curves, bench, step, doctor, verdict):
         with tempfile.TemporaryDirectory() as folder:
             draw(Path(folder))
 

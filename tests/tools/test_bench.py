@@ -1,95 +1,55 @@
-"""The options of `chainermn bench`, before anything is started."""
+"""`chainermn bench`: its options, and real jobs that print and draw."""
 
-import sys
-
-import click
 import pytest
-from click.testing import CliRunner
 
-from chainermn_tools.cli import bench
-from chainermn_tools.cli.bench import sizes_to_measure
-from tests.support.tools.bench import measured, start_nothing
+from tests.support.jobs import commands
 
-
-@pytest.fixture
-def refused(monkeypatch):
-    """What is said where nothing may be started."""
-    start_nothing(monkeypatch)
-
-    def said(*arguments: str, **env: str) -> str:
-        done = CliRunner().invoke(bench.bench, arguments, env=env)
-        assert done.exit_code == 2
-        return " ".join(done.output.split())
-
-    return said
+QUICK = ("bench", "--communicator", "flat", "--max-size", "1K")
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (
-            ["--communicator", "flatt"],
-            "no communicator 'flatt' to measure; use naive, flat,",
-        ),
+        (["--communicator", "flatt"], "'flatt' to measure; use naive, flat,"),
         (["--communicator", "dummy"], "no communicator 'dummy'"),
-        (["--max-size", "1X"], "'1X' is no size"),
-        (["--max-size", "512"], "less than the smallest"),
-        (["--plot", "/nowhere/bench.png"], "can't be written"),
-        (["--plot", "bench.xyz"], "should end in one of"),
-        (["--plot", "."], "can't be written"),
-        (["-n", "0"], "0"),
-        (["--seconds", "0"], "0"),
-        (["--seconds", "nan"], "nan is no number of seconds"),
+        (["--max-size", "512"], "is not one of '1K', '16K'"),
+        (["-n", "0"], "0 is not in the range"),
     ],
 )
-def test_wrong_options_are_named_before_anything_is_started(arguments, said, refused):
-    assert said in refused(*arguments)
+def test_wrong_options_are_named_before_anything_is_started(arguments, said):
+    done = commands.invoke("bench", *arguments)
+    assert done.exit_code == 2
+    assert said in done.output
 
 
-def test_a_missing_matplotlib_names_the_extra(monkeypatch, refused):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert "chainermn-tools[plot]" in refused("--plot", "bench.png")
+def test_inside_mpiexec_the_number_of_ranks_is_the_launchers():
+    done = commands.invoke("bench", "-n", "2", PMI_RANK="0", PMI_SIZE="3")
+    assert done.exit_code == 2
+    assert "already started" in done.output
 
 
-def test_another_number_of_ranks_than_the_launchers_is_refused(refused):
-    assert "started 3 ranks" in refused("-n", "2", PMI_RANK="0", PMI_SIZE="3")
+def test_started_plainly_it_starts_ranks_and_shows_what_they_print(tmp_path):
+    picture = tmp_path / "a picture.png"
+    done = commands.chainermn(*QUICK, "-n", 2, "--plot", picture)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("2 ranks on 1 node")
+    assert done.stdout.count("mean of gradients, flat") == 1
+    assert done.stdout.count("plain MPI_Allreduce") == 1
+    assert done.stdout.rstrip().endswith("All values were right.")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "mpiexec" not in done.stderr
 
 
-def test_the_status_says_whether_all_was_right(monkeypatch):
-    for right, status in ((True, 0), (False, 1)):
-        measured(monkeypatch, correct=right)
-        assert CliRunner().invoke(bench.bench).exit_code == status
+def test_inside_mpiexec_it_measures_these_ranks(tmp_path):
+    words = commands.BIN / "mpiexec", "-n", 3, *commands.MODULE, *QUICK
+    done = commands.run(*words, "--plot", tmp_path / "bench.xyz")
+    assert done.stdout.count("3 ranks on 1 node") == 1
+    assert "All values were right." in done.stdout
+    assert done.returncode == 2
+    assert "bench.xyz can't be written: Format 'xyz' is not supported" in done.stderr
 
 
-# Sizes as users write them
-
-
-@pytest.mark.parametrize(
-    ("written", "largest"),
-    [
-        ("1024", 1 << 10),
-        ("64k", 1 << 16),
-        ("16MB", 1 << 24),
-        ("1 GiB", 1 << 30),
-        ("4T", 1 << 42),
-    ],
-)
-def test_sizes_are_read(written, largest):
-    assert sizes_to_measure(written)[-1] == largest
-
-
-def test_the_units_are_powers_of_1024():
-    assert sizes_to_measure("2T")[-1] == 1 << 40
-
-
-@pytest.mark.parametrize(
-    "written", ["", "K", "-1K", "1.5M", "1X", "1e6", "9" * 30, "1K;id"]
-)
-def test_what_is_no_size_is_refused(written):
-    with pytest.raises(click.UsageError, match="is no size"):
-        sizes_to_measure(written)
-
-
-def test_sizes_go_from_1_kib_by_fours():
-    assert sizes_to_measure("256M") == [4**power << 10 for power in range(10)]
-    assert sizes_to_measure("5000") == [1024, 4096]
+def test_a_job_that_cannot_start_says_why(tmp_path):
+    done = commands.chainermn(*QUICK, PATH=str(tmp_path))
+    assert done.returncode == 2
+    assert "mpiexec" in done.stderr

@@ -14,35 +14,22 @@ def filled(size: int, rank: int = 0) -> np.ndarray:
 
 @pytest.mark.parametrize("size", [1, 1000, 262_397, 300_000])
 def test_right_values_are_right(size):
-    array = filled(size, 3)
-    assert values.matches_pattern(array, size, plus=3)
-    assert values.matches_pattern(
-        sum(filled(size, rank) for rank in range(3)), size, times=3, plus=3
-    )
-    assert values.matches_pattern(
-        np.mean([filled(size, r) for r in range(3)], 0), size, plus=1
-    )
+    arrays = [filled(size, rank) for rank in range(3)]
+    assert values.matches_pattern(arrays[2], size, plus=2)
+    assert values.matches_pattern(sum(arrays), size, times=3, plus=3)
+    assert values.matches_pattern(np.mean(arrays, 0), size, plus=1)
 
 
 def test_wrong_values_are_wrong():
     size = 300_000
     right = filled(size)
-    one, swapped, late = right.copy(), right.copy(), right.copy()
+    one = right.copy()
     one[-1] += 1
-    swapped[:4096], swapped[4096:8192] = right[4096:8192], right[:4096]
+    late = right.copy()
     late[65536:131072] = right[:65536]  # a chunk of the one before
     nan = right.copy()
     nan[7] = np.nan
-    wrong = [
-        one,
-        swapped,
-        late,
-        nan,
-        right[:-1],
-        right.astype("f8"),
-        list(right[:3]),
-        None,
-    ]
+    wrong = [one, late, nan, right[:-1], right.astype("f8"), list(right[:3]), None]
     assert not any(values.matches_pattern(array, size) for array in wrong)
     assert not values.matches_pattern(right, size, plus=1)
     assert not values.matches_pattern(filled(size, 1), size)

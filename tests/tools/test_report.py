@@ -1,4 +1,4 @@
-"""`chainermn report` and `chainermn trace --html`: one file that a browser shows. No MPI."""
+"""`chainermn report`: one file that a browser shows. No MPI."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def reported(*results: object) -> Path:
     return file
 
 
-def refused(*arguments: object, command: str = "report") -> str:
-    done = invoke(command, *arguments)
+def refused(*arguments: object) -> str:
+    done = invoke("report", *arguments)
     assert done.exit_code == 2, done.output
     return " ".join(done.output.split())
 
@@ -115,12 +115,9 @@ def test_without_a_trace_or_a_log_it_says_so(tmp_path):
     assert "not found: a trace, which a job with CHAINERMN_TRACE writes" in page.text
     assert page.root == {"data-drawn": "yes"}
     write_two(tmp_path / "traced")
-    (file := tmp_path / "t.html").write_text("")
-    done = invoke("trace", tmp_path / "traced", "--html", file)
-    assert (done.exit_code, "Others wait most" in done.output) == (0, True)
-    page = Page(opened(file))
+    page = Page(opened(reported(tmp_path / "traced")))
     assert "curves" not in page.sections
-    assert "chainermn report adds learning curves and the environment" in page.text
+    assert "not found: a log of LogReport" in page.text
     assert page.root == {"data-drawn": "yes", "data-rank": "1"}
 
 
@@ -146,11 +143,7 @@ def test_without_a_file_the_environment_is_that_of_this_machine(tmp_path):
 
 def test_a_run_without_calls_is_shown(tmp_path):
     Made(tmp_path / "trace", 0, 1).write()
-    assert (
-        invoke("trace", tmp_path / "trace", "--html", tmp_path / "page.html").exit_code
-        == 0
-    )
-    page = Page(opened(tmp_path / "page.html"))
+    page = Page(opened(reported(tmp_path / "trace")))
     assert page.root == {"data-drawn": "yes", "data-rank": "0"}
 
 
@@ -201,9 +194,6 @@ def test_wrong_arguments_are_named(tmp_path):
     assert "can't be written" in refused(
         folder, "--output", tmp_path / "nowhere" / "x.html"
     )
-    write_two(tmp_path / "traces")
-    said = refused(tmp_path / "traces", "--html", tmp_path, command="trace")
-    assert "can't be written: Is a directory" in said
 
 
 @pytest.mark.parametrize(
@@ -212,11 +202,7 @@ def test_wrong_arguments_are_named(tmp_path):
 def test_a_long_trace_makes_a_page_that_a_browser_can_open(tmp_path, calls):
     """Time-outs of the browser, and the page's size, don't grow with the trace."""
     write_many(tmp_path / "trace", ranks=8, calls=calls)
-    assert (
-        invoke("trace", tmp_path / "trace", "--html", tmp_path / "page.html").exit_code
-        == 0
-    )
-    file = tmp_path / "page.html"
+    file = reported(tmp_path / "trace")
     assert file.stat().st_size < 2_000_000
     found = Page(file.read_text()).data["timeline"]
     assert not found["complete"]

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 
 import pytest
 
@@ -178,11 +177,10 @@ def test_without_a_trace_it_says_how_to_get_one(tmp_path):
 
 def test_merged_file_has_all_ranks_in_the_order_of_time(tmp_path):
     write_two(tmp_path / "traces")
-    output, drawn = tmp_path / "merged.json", tmp_path / "a picture.svg"
-    done = invoke("trace", tmp_path / "traces", "--output", output, "--plot", drawn)
+    output = tmp_path / "merged.json"
+    done = invoke("trace", tmp_path / "traces", "--output", output)
     assert done.exit_code == 0, done.output
     assert "Others wait most for rank 1" in done.output
-    assert "<svg" in drawn.read_text()
     events = json.loads(output.read_text())
     written = [event for event in events if event["ph"] == "X"]
     assert len(written) == 6
@@ -275,13 +273,9 @@ def test_a_run_without_calls_or_of_one_rank_is_shown(tmp_path):
     assert "No rank was waited for." in shown(tmp_path)
 
 
-def test_wrong_options_of_the_command_are_named(tmp_path, monkeypatch):
+def test_wrong_options_of_the_command_are_named(tmp_path):
     write_two(tmp_path)
     assert "can't be written" in refused(tmp_path, "--output", "/nowhere/x.json")
-    assert "can't be written" in refused(tmp_path, "--plot", tmp_path)
-    assert "should end in" in refused(tmp_path, "--plot", tmp_path / "x.xyz")
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert "chainermn-tools[plot]" in refused(tmp_path, "--plot", "x.png")
 
 
 def test_what_files_hold_cannot_control_a_terminal(tmp_path):

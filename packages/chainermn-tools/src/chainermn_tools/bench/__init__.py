@@ -1,6 +1,6 @@
-"""Benchmarks: check communicators' values, time them, and show tables and a plot.
+"""Benchmarks: check communicators' values, time them, and show one table and one plot.
 
 Nothing is re-exported, since most modules load NumPy and `chainermn_comm`. Other
-folders may use `operations`, `timing`, `values` (all for the doctor), `worker`, `text`
+folders may use `operations`, `timing`, `values` (all for the doctor), `runner`, `text`
 and `plot`.
 """

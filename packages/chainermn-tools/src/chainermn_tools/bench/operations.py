@@ -1,7 +1,4 @@
-"""The operations that are measured: their calls, checks of results, and bandwidth factors.
-
-Sizes and factors are those of nccl-tests, see docs/bench.md.
-"""
+"""The operations that are measured: their calls, and the checks of their results."""
 
 from __future__ import annotations
 
@@ -32,12 +29,9 @@ class Operation:
     """A kind of call."""
 
     title: str  # for people
-    # Bus bandwidth over algorithm bandwidth, by ranks.
-    bus_factor: Callable[[int], float]
     # Takes a communicator, the array to send, and an array of the same size for
     # results; both float32.
     make_invocation: Callable[[CommunicatorBase, np.ndarray, np.ndarray], Invocation]
-    transfers_per_call: int = 1  # transfers that follow one another in a call
     min_ranks: int = 1  # the operation is skipped in jobs of fewer ranks
 
 
@@ -84,7 +78,9 @@ def _allreduce(
 
 
 def _bcast(comm: CommunicatorBase, sent: np.ndarray, result: np.ndarray) -> Invocation:
-    mine = sent if comm.rank == 0 else None
+    mine = None
+    if comm.rank == 0:
+        mine = sent
     return _invocation(comm, sent, lambda: comm.bcast(mine))
 
 
@@ -145,16 +141,14 @@ def _mpi_allreduce(
 
 MEAN_GRAD = "mean_grad"
 OPERATIONS = {
-    MEAN_GRAD: Operation("mean of gradients", lambda n: 2 * (n - 1) / n, _mean_grad),
-    "allreduce": Operation("allreduce", lambda n: 2 * (n - 1) / n, _allreduce),
-    "bcast": Operation("bcast", lambda n: 1.0, _bcast),
-    "allgather": Operation("allgather", lambda n: (n - 1) / n, _allgather),
-    "send": Operation("send", lambda n: 1.0, _send, transfers_per_call=2, min_ranks=2),
+    MEAN_GRAD: Operation("mean of gradients", _mean_grad),
+    "allreduce": Operation("allreduce", _allreduce),
+    "bcast": Operation("bcast", _bcast),
+    "allgather": Operation("allgather", _allgather),
+    "send": Operation("send there and back", _send, min_ranks=2),
 }
 # What the machine and its MPI do without us.
 BASELINES = {
-    "memcpy": Operation("copy in own memory", lambda n: 1.0, _copy),
-    "mpi_allreduce": Operation(
-        "plain MPI_Allreduce", lambda n: 2 * (n - 1) / n, _mpi_allreduce
-    ),
+    "memcpy": Operation("copy in own memory", _copy),
+    "mpi_allreduce": Operation("plain MPI_Allreduce", _mpi_allreduce),
 }

@@ -1,221 +1,123 @@
-"""Runs a benchmark on all ranks: makes communicators, checks them, and times them by size."""
+"""Runs a benchmark on all ranks: makes communicators, and checks and times them by size."""
 
 from __future__ import annotations
 
-import math
-import sys
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from importlib.metadata import version
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from chainermn_comm import CommunicatorBase, create_communicator
-from chainermn_tools.bench.memory import available_bytes
 from chainermn_tools.bench.operations import BASELINES, MEAN_GRAD, OPERATIONS, Operation
-from chainermn_tools.bench.timing import Times, is_correct, time_all
-from chainermn_tools.formatting import format_bytes
-from chainermn_tools.jobs import available_cores
+from chainermn_tools.bench.timing import time_all
+from chainermn_tools.formatting import format_bytes, format_count
 
 if TYPE_CHECKING:  # importing it starts MPI
     from mpi4py import MPI
 
-# Raised when a key of the report changes its name or its meaning.
-SCHEMA = 3
 FLOAT_BYTES = 4
-# Arrays as long as `bytes` that a rank holds at most: its own, one for the baselines'
-# results, what an operation returns, and a copy that MPI or an operation makes.
-ARRAYS = 4
-# Bytes with which every operation of every communicator is checked before anything is
-# timed.
-CHECK_BYTES = 64 << 10
-# Sizes up to this get equal shares of the time.
-EVEN_BYTES = 4 << 20
+# For the rounds of each size.
+SECONDS = 3.0
 
 
 @dataclass(frozen=True)
 class Case:
     """One operation of one communicator, which is measured."""
 
-    communicator: str | None  # its name; None for a baseline
-    operation: str  # its name
-    kind: Operation
+    title: str
+    operation: Operation
     comm: CommunicatorBase  # that it is called on
+    is_baseline: bool = False
 
 
-def measure(
-    world: MPI.Intracomm,
-    names: Sequence[str],  # of the communicators
-    sizes: Sequence[int],  # in bytes, growing
-    seconds: float,  # for everything; sizes for which no time is left are skipped
-    log: Callable[[str], None],  # called on rank 0 with what is being done
-) -> dict[str, Any]:
-    """Check and time communicators (collective over ``world``).
+@dataclass
+class Report:
+    """What was found, the same on all ranks."""
 
-    Return the report that docs/bench.md describes, the same on all ranks.
-    """
-    from mpi4py import MPI
+    where: str  # the ranks, the nodes and their MPI, in a line
+    sizes: Sequence[int]  # in bytes
+    # The median time of a call in seconds, by title and size.
+    times: dict[str, dict[int, float]] = field(default_factory=dict)
+    baselines: list[str] = field(default_factory=list)  # titles
+    problems: list[str] = field(default_factory=list)  # wrong values and errors
+    skipped: list[str] = field(default_factory=list)  # why a communicator can't be made
 
-    start = time.monotonic()
-    hosts = world.allgather(MPI.Get_processor_name())
-    comms, skipped = _communicators(world, names)
-    nodes = next(iter(comms.values())).inter_size if comms else None
-    if world.rank == 0:
-        log(f"checking {', '.join(comms)}")
-    checks = _check(world, _cases(comms, world.size))
-    results, too_large = _time_sizes(world, comms, sizes, start + seconds, log)
+    @property
+    def correct(self) -> bool:
+        """Whether something was measured, and all values were right."""
+        return bool(self.times) and not self.problems
+
+
+def measure(world: MPI.Intracomm, names: Sequence[str], sizes: Sequence[int]) -> Report:
+    """Check and time communicators of these names, by bytes (collective over ``world``)."""
+    report = Report(where="", sizes=sizes)
+    comms = _communicators(world, names, report)
+    report.where = _where(world, comms)
+    cases = _cases(comms)
+    report.baselines = [case.title for case in cases if case.is_baseline]
+    for size in sizes:
+        count = max(1, size // FLOAT_BYTES // world.size) * world.size
+        sent = np.empty(count, np.float32)
+        result = np.empty(count, np.float32)
+        invocations = [
+            case.operation.make_invocation(case.comm, sent, result) for case in cases
+        ]
+        found = time_all(world, invocations, SECONDS)
+        right = []
+        for case, times in zip(cases, found, strict=True):
+            if times.correct:
+                report.times.setdefault(case.title, {})[size] = median(times.seconds)
+                right.append(case)
+            else:
+                what = times.problem or "wrong values"
+                report.problems.append(f"{case.title}, {format_bytes(size)}: {what}")
+        cases = right  # others aren't tried again
     for comm in comms.values():
         comm.finalize()
-    return {
-        "schema": SCHEMA,
-        "ranks": world.size,
-        "nodes": nodes,
-        "hosts": hosts,
-        "cores": available_cores()["usable"],
-        "mpi": " ".join(MPI.Get_library_version().split("\n")[0].strip("\0").split()),
-        "python": sys.version.split()[0],
-        "packages": {
-            name: version(name) for name in ("chainermn-comm", "mpi4py", "numpy")
-        },
-        "seconds": round(world.bcast(time.monotonic() - start), 3),
-        "correct": all(row["correct"] for row in [*checks, *results]) and bool(results),
-        "checks": checks,
-        "results": results,
-        "skipped": [*skipped, *too_large],
-    }
-
-
-def _time_sizes(
-    world: MPI.Intracomm,
-    comms: dict[str, CommunicatorBase],
-    sizes: Sequence[int],
-    end: float,
-    log: Callable[[str], None],
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the rows of the sizes that were timed, and why the others weren't."""
-    # The mean of gradients of each communicator, and the other operations of the first.
-    cases = sorted(
-        _cases(comms, world.size), key=lambda one: one.operation != MEAN_GRAD
-    )
-    first = cases[0].comm if cases else None
-    cases = [one for one in cases if one.operation == MEAN_GRAD or one.comm is first]
-    cases += [
-        Case(None, name, kind, cases[0].comm)
-        for name, kind in BASELINES.items()
-        if cases
-    ]
-    results: list[dict[str, Any]] = []
-    least = 0.0  # seconds that the last size took at least
-    for index, size in enumerate(sizes):
-        nbytes = max(1, size // FLOAT_BYTES // world.size) * world.size * FLOAT_BYTES
-        left = world.bcast(end - time.monotonic())
-        arrays = _allocate(world, nbytes, left, least, comms)
-        if isinstance(arrays, str):
-            return results, [
-                {"bytes": each, "reason": arrays} for each in sizes[index:]
-            ]
-        if world.rank == 0:
-            log(f"{format_bytes(size)}, {len(cases)} ways, {left:.0f} s left")
-        share = left * _weight(size) / sum(map(_weight, sizes[index:]))
-        invocations = [one.kind.make_invocation(one.comm, *arrays) for one in cases]
-        times, least = time_all(world, invocations, share)
-        del arrays, invocations  # before larger ones are allocated
-        pairs = list(zip(cases, times, strict=True))
-        results += [_row(one, its, size=size, bytes=nbytes) for one, its in pairs]
-        cases = [one for one, its in pairs if its.correct]  # others aren't tried again
-    return results, []
+    return report
 
 
 def _communicators(
-    world: MPI.Intracomm, names: Sequence[str]
-) -> tuple[dict[str, CommunicatorBase], list[dict[str, Any]]]:
-    """Return the communicators that can be made here, and why the others can't."""
+    world: MPI.Intracomm, names: Sequence[str], report: Report
+) -> dict[str, CommunicatorBase]:
+    """Return the communicators that can be made here; the report gets why others can't."""
     comms: dict[str, CommunicatorBase] = {}
-    skipped = []
     for name in names:
         try:
             comms[name] = create_communicator(name, world)
         except ValueError as error:  # on all ranks
             reason = str(error).removeprefix(f"rank {world.rank}: ")
-            skipped.append({"communicator": name, "reason": reason})
-    return comms, skipped
+            report.skipped.append(f"{name}: {reason}")
+    return comms
 
 
-def _cases(comms: dict[str, CommunicatorBase], ranks: int) -> list[Case]:
-    return [
-        Case(name, operation, kind, comm)
-        for name, comm in comms.items()
-        for operation, kind in OPERATIONS.items()
-        if ranks >= kind.min_ranks
-    ]
+def _where(world: MPI.Intracomm, comms: Mapping[str, CommunicatorBase]) -> str:
+    from mpi4py import MPI
+
+    hosts = sorted(set(world.allgather(MPI.Get_processor_name())))
+    nodes = len(hosts)
+    for comm in comms.values():
+        nodes = comm.inter_size
+    ranks = format_count(world.size, "rank")
+    library = MPI.Get_library_version().split("\n")[0].strip("\0")
+    where = f"{format_count(nodes, 'node')} ({', '.join(hosts)})"
+    return f"{ranks} on {where}, {' '.join(library.split())}"
 
 
-def _check(world: MPI.Intracomm, cases: Sequence[Case]) -> list[dict[str, Any]]:
-    count = CHECK_BYTES // FLOAT_BYTES // world.size * world.size or world.size
-    arrays = np.empty(count, np.float32), np.empty(count, np.float32)
-    invocations = ((one, one.kind.make_invocation(one.comm, *arrays)) for one in cases)
-    return [_row(one, Times(*is_correct(world, call))) for one, call in invocations]
-
-
-def _allocate(
-    world: MPI.Intracomm,
-    nbytes: int,
-    left: float,
-    least: float,
-    comms: dict[str, CommunicatorBase],
-) -> list[np.ndarray] | str:
-    """Return two arrays of ``nbytes`` bytes, or why none is tried, the same on all ranks."""
-    if not comms:
-        return "no communicator could be made"
-    ranks = next(iter(comms.values())).intra_size
-    rooms = world.allgather(available_bytes(ranks))
-    rank = int(np.argmin(rooms))
-    if ARRAYS * nbytes > rooms[rank]:
-        return (
-            f"{ARRAYS} arrays of {format_bytes(nbytes)} don't fit into the "
-            f"{format_bytes(rooms[rank])} of memory that rank {rank} may take"
-        )
-    # Four times the bytes take four times the time, when they take any that counts.
-    if left <= 4 * least:
-        return (
-            f"it takes some {4 * least:.1f} s, and {max(left, 0):.1f} s were left; "
-            "give more with --seconds"
-        )
-    try:
-        arrays = [np.empty(nbytes // FLOAT_BYTES, np.float32) for _ in range(2)]
-    except MemoryError:
-        arrays = []
-    return (
-        arrays if all(world.allgather(bool(arrays))) else "a rank has no memory for it"
-    )
-
-
-def _weight(size: int) -> float:
-    """Return how much of the time a size gets; large ones need more."""
-    return max(1.0, math.sqrt(size / EVEN_BYTES))
-
-
-def _row(case: Case, times: Times, **sizes: int) -> dict[str, Any]:
-    """Return what was found of a case; ``sizes`` are the ``size`` and ``bytes`` that it had."""
-    row: dict[str, Any] = {
-        "communicator": case.communicator,
-        "operation": case.operation,
-    }
-    row |= {**sizes, "correct": times.correct}
-    if times.problem is not None:
-        row["problem"] = times.problem
-    if times.seconds:
-        seconds = [each / case.kind.transfers_per_call for each in times.seconds]
-        algbw = sizes["bytes"] / median(seconds) / 1e9
-        row |= {
-            "seconds": median(seconds),
-            "fastest_seconds": min(seconds),
-            "slowest_seconds": max(seconds),
-            "calls": times.calls,
-            "algbw": algbw,
-            "busbw": algbw * case.kind.bus_factor(case.comm.size),
-        }
-    return row
+def _cases(comms: Mapping[str, CommunicatorBase]) -> list[Case]:
+    """Return the mean of gradients of each communicator, and what is the same in all, once."""
+    mean = OPERATIONS[MEAN_GRAD]
+    cases = [Case(f"{mean.title}, {name}", mean, comm) for name, comm in comms.items()]
+    for comm in list(comms.values())[:1]:
+        cases += [
+            Case(operation.title, operation, comm)
+            for name, operation in OPERATIONS.items()
+            if name != MEAN_GRAD and comm.size >= operation.min_ranks
+        ]
+        cases += [
+            Case(operation.title, operation, comm, is_baseline=True)
+            for operation in BASELINES.values()
+        ]
+    return cases

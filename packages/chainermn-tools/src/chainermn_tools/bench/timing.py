@@ -15,10 +15,12 @@ if TYPE_CHECKING:  # importing it starts MPI
 # Calls whose time counts as one: as many as take this time, since a clock and a barrier
 # cost some.
 BATCH_SECONDS = 2e-3
-MAX_CALLS, MAX_ROUNDS = 100, 40
+MAX_CALLS = 100
+MAX_ROUNDS = 40
 # A communicator may try several ways before it settles for one; large sizes have less
 # time.
-WARM_UP_CALLS, WARM_UP_SECONDS = 10, 0.3
+WARM_UP_CALLS = 10
+WARM_UP_SECONDS = 0.3
 NAP_SECONDS = 2e-4
 
 
@@ -30,7 +32,6 @@ class Times:
     problem: str | None = None  # what a call raised, and on which rank
     # Of a call on the slowest rank, by round.
     seconds: list[float] = field(default_factory=list)
-    calls: int = 0  # that were timed, in all
 
 
 def is_correct(world: MPI.Intracomm, invocation: Invocation) -> tuple[bool, str | None]:
@@ -46,58 +47,47 @@ def is_correct(world: MPI.Intracomm, invocation: Invocation) -> tuple[bool, str 
         world.Barrier()
         correct = invocation.is_correct(invocation.call())
     except Exception as error:  # all ranks raise; the caller leaves the invocation out
-        problem = f"{type(error).__name__}: {error}"
-    results = world.allgather((correct, problem))
-    problems = [
-        f"rank {rank}: {text}" for rank, (_, text) in enumerate(results) if text
-    ]
-    return all(one for one, _ in results), problems[0] if problems else None
+        problem = f"rank {world.rank}: {type(error).__name__}: {error}"
+    problems = [each for each in world.allgather(problem) if each is not None]
+    if problems:
+        return False, problems[0]
+    return all(world.allgather(correct)), None
 
 
 def time_all(
     world: MPI.Intracomm,
     invocations: Sequence[Invocation],  # the same on all ranks
-    seconds: float,  # for all invocations
-) -> tuple[list[Times], float]:
+    seconds: float,  # for all rounds; at least one is made
+) -> list[Times]:
     """Check and time invocations in turn, round after round (collective).
 
-    Others' work on the machine then slows all of them alike. There is at least one
-    round, and more until the time is over.
+    Other work on the machine then slows all of them alike.
 
     Return for each invocation what was found, the same on all ranks; no times where it
-    was wrong or raised. And how long all of it took at least: the checks, a call, and a
-    round.
+    was wrong or raised.
     """
-    start = time.perf_counter()
     found = [Times(*is_correct(world, invocation)) for invocation in invocations]
-    checks = time.perf_counter() - start  # and the same follow at the end
-    live = [n for n, times in enumerate(found) if times.correct]
-    firsts = {n: _warm_up(world, invocations[n]) for n in live}
-    calls = {
-        n: min(MAX_CALLS, max(1, round(BATCH_SECONDS / first)))
-        for n, first in firsts.items()
-    }
-    rounds, a_round = 0, 0.0
-    while rounds < MAX_ROUNDS and live:
-        begun = time.perf_counter()
-        for n in live:
-            found[n].seconds.append(_time(world, invocations[n], calls[n]))
-        now = time.perf_counter()
-        rounds, a_round = rounds + 1, now - begun
-        if world.bcast(now - start + checks + a_round > seconds):
+    timed = []
+    for invocation, times in zip(invocations, found, strict=True):
+        if times.correct:
+            timed.append((invocation, times, _calls_of_a_batch(world, invocation)))
+    end = time.perf_counter() + seconds
+    for _ in range(MAX_ROUNDS):
+        for invocation, times, calls in timed:
+            times.seconds.append(_time(world, invocation, calls))
+        if world.bcast(time.perf_counter() > end):
             break
-    for n in live:
-        found[n].calls = rounds * calls[n]
-        found[n].correct, found[n].problem = is_correct(world, invocations[n])
-    return found, world.bcast(2 * checks + sum(firsts.values()) + a_round)
+    for invocation, times, _ in timed:
+        times.correct, times.problem = is_correct(world, invocation)
+    return found
 
 
-def _warm_up(world: MPI.Intracomm, invocation: Invocation) -> float:
-    """Call it until it is as fast as it will be; return the seconds of the fastest call."""
-    took = [_time(world, invocation, 1)]
+def _calls_of_a_batch(world: MPI.Intracomm, invocation: Invocation) -> int:
+    """Call until it is as fast as it will be; return how many calls take `BATCH_SECONDS`."""
+    took: list[float] = []
     while len(took) < WARM_UP_CALLS and sum(took) < WARM_UP_SECONDS:
         took.append(_time(world, invocation, 1))
-    return min(took)
+    return min(MAX_CALLS, 1 + int(BATCH_SECONDS / min(took)))
 
 
 def _time(world: MPI.Intracomm, invocation: Invocation, calls: int) -> float:

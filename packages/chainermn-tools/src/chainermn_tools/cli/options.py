@@ -1,11 +1,9 @@
-"""What several subcommands ask of their options: seconds, hosts, and the path of a plot."""
+"""What several subcommands ask of their options: seconds, hosts, and files to write."""
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -51,31 +49,11 @@ def named_hosts(
         return ()
 
 
-def validate_plot_path(file: str) -> None:
-    """Refuse a path to which no plot can be saved, before anything is measured."""
-    if find_spec("matplotlib") is None:
-        raise click.UsageError(
-            "--plot needs matplotlib: pip install 'chainermn-tools[plot]'"
-        )
-    folder = os.path.dirname(os.path.abspath(file))
-    if not os.access(folder, os.W_OK) or os.path.isdir(file):
-        raise click.UsageError(f"--plot: {file} can't be written")
-    from matplotlib.figure import Figure
-
-    known = Figure().canvas.get_supported_filetypes()
-    kind = os.path.splitext(file)[1].removeprefix(".").lower()
-    if kind not in known:
-        raise click.UsageError(
-            f"--plot: {file} should end in one of .{', .'.join(sorted(known))}"
-        )
-
-
 def save(option: str, file: str, make: Callable[[], None]) -> None:
     """Have a file written, whose name this option gave, and report it on standard error."""
     try:
         make()
-    except OSError as error:
-        raise click.UsageError(
-            f"{option}: {file} can't be written: {error.strerror}"
-        ) from None
+    except (OSError, ValueError) as error:  # matplotlib doesn't know the kind of file
+        reason = getattr(error, "strerror", None) or error
+        raise click.UsageError(f"{option}: {file} can't be written: {reason}") from None
     click.echo(f"wrote {file}", err=True)

@@ -16,22 +16,16 @@ from chainermn_tools.cli import options
 @click.option(
     "--run", "wanted", metavar="RUN", help="Another run than the newest, by its name."
 )
-@click.option("--plot", metavar="FILE", help="Draw a picture, such as trace.png.")
 @click.option(
     "--output",
     metavar="FILE",
     help="Write all ranks into one file for Perfetto or Chrome.",
 )
-@click.option(
-    "--html", metavar="FILE", help="Write a page with time lines for a browser."
-)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def trace(
     folder: str,
     wanted: str | None,
-    plot: str | None,
     output: str | None,
-    html: str | None,
     as_json: bool,
 ) -> None:
     """Show what a traced job's communicators did, and who was late.
@@ -41,20 +35,17 @@ def trace(
 
     \b
         mpiexec -genv CHAINERMN_TRACE traces -n 4 python train.py
-        chainermn trace traces --html trace.html --output merged.json
+        chainermn trace traces --output merged.json
 
     Clocks of the ranks are aligned. Files that end in the middle, as a killed job
     leaves them, are read as far as they go. The last section says which rank comes last
-    to collective calls.
+    to collective calls. `chainermn report` draws the ranks' time lines.
 
     Exit status: 0, or 2 when there is no trace, or a file can't be written.
     """
-    from chainermn_tools import report as reports
     from chainermn_tools import trace as traces
     from chainermn_tools.formatting import printable
 
-    if plot is not None:
-        options.validate_plot_path(plot)
     try:
         run = traces.read(Path(folder), wanted)
     except traces.NoTrace as error:
@@ -68,10 +59,3 @@ def trace(
         traces.render(summary, Console(highlight=False))
     if output is not None:
         options.save("--output", output, lambda: traces.write_chrome_trace(run, output))
-    if html is not None:
-        note = "This is the trace; chainermn report adds learning curves and the environment."
-        lines = traces.time_lines(run, summary)
-        found = reports.Inputs(summary=summary, timeline=lines, notes=[note])
-        options.save("--html", html, lambda: reports.write(html, folder, found))
-    if plot is not None:
-        options.save("--plot", plot, lambda: traces.plot_run(run, collectives, plot))

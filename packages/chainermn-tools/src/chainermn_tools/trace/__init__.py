@@ -1,4 +1,4 @@
-"""Trace files of a job's ranks: read, aligned and matched; late ranks, in tables and pictures."""
+"""Trace files of a job's ranks: read, aligned and matched; late ranks, in tables and time lines."""
 
 from chainermn_tools.trace.chrome_export import write_chrome_trace as write_chrome_trace
 from chainermn_tools.trace.clocks import align as align
@@ -6,7 +6,6 @@ from chainermn_tools.trace.loader import NoTrace as NoTrace
 from chainermn_tools.trace.loader import is_trace as is_trace
 from chainermn_tools.trace.loader import read as read
 from chainermn_tools.trace.matching import match as match
-from chainermn_tools.trace.plot import plot_run as plot_run
 from chainermn_tools.trace.summary import summarize as summarize
 from chainermn_tools.trace.text import TABLES as TABLES
 from chainermn_tools.trace.text import render as render

@@ -115,11 +115,13 @@ def _time(world: MPI.Intracomm, comm: CommunicatorBase, name: str) -> dict[str, 
     invocations = [
         one.make_invocation(comm, *arrays) for one in (operation, BASELINES["memcpy"])
     ]
-    (times, copies), _ = time_all(world, invocations, TIMED_SECONDS)
+    times, copies = time_all(world, invocations, TIMED_SECONDS)
     found: dict[str, Any] = {"correct": times.correct, "problem": times.problem}
     if times.seconds and copies.seconds:
-        nbytes, transfers = arrays[0].nbytes, operation.transfers_per_call
-        found["bytes_per_second"] = round(nbytes * transfers / min(times.seconds))
+        nbytes = moved = arrays[0].nbytes
+        if name == "send":  # there and back
+            moved = 2 * nbytes
+        found["bytes_per_second"] = round(moved / min(times.seconds))
         found["copied_bytes_per_second"] = round(nbytes / min(copies.seconds))
     return found
 
