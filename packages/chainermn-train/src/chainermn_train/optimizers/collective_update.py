@@ -163,8 +163,9 @@ class CollectiveUpdate:
         accumulation = self.accumulation
         rows: list[Row] = []
         try:
-            has_no_gradients = compute_loss is not None or num_present == 0
-            action = self._agree_before_loss(call, has_no_gradients)
+            # Else this rank has gradients of the state that it had.
+            can_share_first = compute_loss is not None or num_present == 0
+            action = self._agree_before_loss(call, can_share_first)
             if compute_loss is not None:
                 action = self._compute_gradients(compute_loss, action)
             if action is Action.GO_ON:
@@ -177,7 +178,8 @@ class CollectiveUpdate:
             raise
         if action is Action.START_AGAIN:
             exchange.cancel()
-            # Ranks that met before their loss have computed it meanwhile, or failed.
+            # Some ranks have computed their loss since all agreed. If the loss has failed
+            # on one of them, all ranks raise here.
             self._communicator.handshake(OPERATION)
             self._share()
             raise StartAgainError
@@ -190,7 +192,7 @@ class CollectiveUpdate:
             exchange.cancel()
             accumulation.clear()
 
-    def _agree_before_loss(self, call: str, has_no_gradients: bool) -> Action:
+    def _agree_before_loss(self, call: str, can_share_first: bool) -> Action:
         """Agree if there is something to settle (collective); others may be behind their loss.
 
         A failed step is reported only after backward, because other ranks may already
@@ -199,7 +201,7 @@ class CollectiveUpdate:
         action = Action.GO_ON
         self.state.look_at(self._optimizer.target)
         if self.state.params is None:
-            action, _ = self._agree(call, has_no_gradients=has_no_gradients)
+            action, _ = self._agree(call, can_share_first=can_share_first)
         if action is Action.SHARE:
             self._share()
             action = Action.GO_ON
@@ -263,12 +265,13 @@ class CollectiveUpdate:
         call: str,
         reducer: Reducer | None = None,
         num_added: int = 0,
-        has_no_gradients: bool = False,
+        can_share_first: bool = False,
         can_send: bool = False,
     ) -> tuple[Action, list[Row]]:
         """Return what all ranks do, and their rows (collective).
 
-        An error is raised on all ranks if they can't go on.
+        If ranks can't go on, all raise an error. If they go on, the drift detector
+        looks at the next part of the state in the next call.
         """
         optimizer = self._optimizer
         communicator = self._communicator
@@ -282,7 +285,7 @@ class CollectiveUpdate:
             exchange.wait()
             row = Row(
                 needs_sharing=self.state.needs_sharing(),
-                can_share_first=has_no_gradients and not params.uninitialized,
+                can_share_first=can_share_first and not params.uninitialized,
                 can_send=can_send,
                 can_plan=exchange.can_plan,
                 in_flight=exchange.pending is not None,
