@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.jobs import runner
 from tests.support.jobs.processes import soon
-from tests.support.tools.explained import explained, verdict_on
+from tests.support.tools.explained import verdict_on
 from tests.support.watchdog import events
 from tests.support.watchdog.records import monitors_of
 
@@ -368,7 +368,6 @@ def test_bad_values_and_values_that_differ_are_errors_on_all_ranks():
     for rank in range(2):
         told = f"on rank {rank}: ranks disagree on CHAINERMN_TIMEOUT: 10 s and the end on rank 0; "
         assert told in job.out, job
-    assert explained(job)[0] == "bad_timeout"
 
 
 UNWATCHED = """

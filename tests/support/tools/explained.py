@@ -1,4 +1,4 @@
-"""What `chainermn explain` knows of a job's output."""
+"""What `chainermn explain` finds in a job's output."""
 
 from __future__ import annotations
 
@@ -7,32 +7,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from chainermn_tools.explain import (
-    ErrorRule,
-    Verdict,
-    VerdictFinder,
-    load_rules,
-    search,
-)
+from chainermn_tools.explain import ErrorRule, Findings, Verdict, load_rules, search
 from tests.support.jobs.runner import Job
 
-__all__ = ["VerdictFinder"]
+
+def findings_in(said: Job | str, rules: Sequence[ErrorRule] | None = None) -> Findings:
+    if isinstance(said, Job):
+        said = said.out + said.err
+    return search(io.BytesIO(said.encode(errors="surrogateescape")), rules)
 
 
 def explained(said: Job | str, rules: Sequence[ErrorRule] | None = None) -> list[str]:
     """The names of the known errors in it, the first cause first."""
-    text = said if isinstance(said, str) else said.out + said.err
-    return [found.rule.name for found in search(io.BytesIO(text.encode()), rules)]
+    return [match.rule.name for match in findings_in(said, rules).matches]
 
 
 def verdict_on(said: Job | str) -> Verdict:
     """Who failed first, as it says."""
-    text = said if isinstance(said, str) else said.out + said.err
-    finder = VerdictFinder()
-    search(io.BytesIO(text.encode()), finder=finder)
-    found = finder.verdict()
-    assert found, said
-    return found
+    verdict = findings_in(said).verdict
+    assert verdict, said
+    return verdict
 
 
 def rules_of(text: str) -> tuple[ErrorRule, ...]:

@@ -19,6 +19,7 @@ from _chainermn_events import (
     GRACE_SECONDS,
     GRACE_VARIABLE,
     LEAVING_STATUS,
+    emit,
     pass_warning_on,
 )
 from chainermn_comm import CommunicatorBase
@@ -113,6 +114,7 @@ def leave_when_warned(
                 f"{LEAVING_STATUS}"
             )
             print(text, file=sys.stderr, flush=True)
+        emit("leaving")
         leave(LEAVING_STATUS)
 
     leave_if_warned.finalize = stop_listening  # type: ignore[attr-defined]

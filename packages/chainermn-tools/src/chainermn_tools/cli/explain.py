@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import nullcontext
+from typing import BinaryIO
 
 import click
 from rich.console import Console
@@ -17,33 +17,40 @@ from chainermn_tools import explain as explaining
 @click.argument("file", default="-")
 @click.pass_context
 def explain(ctx: click.Context, as_json: bool, file: str) -> None:
-    """Recognise known failures in a log, and say what to do about them.
+    """Find known errors in a job's log, and say what to do about them.
 
-    FILE is the log of a job; without it, or with "-", standard input is read:
+    FILE is the log; without it, or with "-", standard input is read:
 
     \b
         mpiexec -n 4 python train.py 2>&1 | tee log | chainermn explain
 
-    First comes which rank failed first, how, and what to do, where the log says so.
-    Then come known failures, causes first; what only says that something else failed
-    comes last.
+    If ChainerMN itself says in the log which rank failed first, that comes first, with
+    the next step. Then come known errors: causes first, and last what only says that
+    something else failed.
 
-    Exit status: 0 when something was recognised, 1 when nothing was, 2 when FILE can't
-    be read.
+    Exit status: 0 if anything was found, 1 if nothing was, 2 if FILE can't be read.
     """
-    if file == "-" and sys.stdin.isatty():
-        click.echo("Reading a log from the terminal; Ctrl-D ends it.", err=True)
-    finder = explaining.VerdictFinder()
+    name = file
+    if file == "-":
+        name = "standard input"
     try:
-        with nullcontext(sys.stdin.buffer) if file == "-" else open(file, "rb") as log:
-            found = explaining.search(log, finder=finder)
+        with _opened(file) as log:
+            findings = explaining.search(log)
     except OSError as error:
-        name = "standard input" if file == "-" else file
         raise click.UsageError(f"{name} can't be read: {error.strerror}") from None
-    verdict = finder.verdict()
     if as_json:
-        click.echo(json.dumps(explaining.as_dict(found, verdict), indent=2))
+        click.echo(json.dumps(explaining.as_dict(findings), indent=2))
     else:
-        explaining.render(found, verdict, Console())
-    if not (found or verdict):
+        explaining.render(findings, Console())
+    if not findings.verdict and not findings.matches:
         ctx.exit(1)
+
+
+def _opened(file: str) -> BinaryIO:
+    if file != "-":
+        return open(file, "rb")
+    if sys.stdin is None:
+        raise click.UsageError("standard input is closed; name a file")
+    if sys.stdin.isatty():
+        click.echo("Reading a log from the terminal; Ctrl-D ends it.", err=True)
+    return sys.stdin.buffer

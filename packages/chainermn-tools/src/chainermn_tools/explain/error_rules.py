@@ -1,80 +1,87 @@
-"""The rules that recognize known failures: what one holds, and how they are loaded."""
+"""The rules that recognize known errors, and how they are loaded."""
 
 from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from chainermn_tools.explain.verdict import Verdict
-
 # A file for each kind of software, and a table for each rule.
 FOLDER = Path(__file__).with_name("rules")
 
 
 class Kind(Enum):
-    """How much a failure's message says. In this order failures are shown."""
+    """How much an error's message says. In this order errors are shown."""
 
     ROOT_CAUSE = "what went wrong"
     AMBIGUOUS = "what went wrong, with several possible causes"
+    SIGNAL = "a signal ended a rank"
     WARNING = "a warning; the job goes on"
     SECONDARY = "only says that something else failed"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorRule:
-    """A known failure and what to do about it.
+    """A known error and what to do about it.
 
-    A line of a log means this failure when it holds one of the ``literals`` and matches
-    the ``pattern``, if there is one.
+    A line of a log means this error if it contains one of the ``literals`` and matches
+    the ``pattern``.
     """
 
-    name: str  # unique; what tests and people call it
-    kind: Kind  # how much its message says
-    component: str  # the program or library that prints it
+    name: str  # unique; the name of its table
+    component: str  # what prints the message; the name of the rule's file
+    kind: Kind  # how much the message says
     # Texts, specific enough that no healthy job prints them. Each is part of one line
     # (the launcher may have put a rank at its beginning).
     literals: tuple[str, ...]
-    # Real output, as test: some line for every literal, and nothing in it may mean
-    # another ROOT_CAUSE.
+    # Refines the literals where they aren't enough. A group `host` is the name of a
+    # host, which replaces HOST in `fix`.
+    pattern: re.Pattern[str]
+    # Real output, as test: some line for every literal, and none that means another
+    # ROOT_CAUSE.
     examples: tuple[str, ...]
     meaning: str  # what happened, in a sentence or two
     fix: tuple[str, ...]  # what to try, first things first; commands where possible
-    source: str  # where the lines come from
-    # Refines the literals where they aren't enough.
-    pattern: re.Pattern[str] | None = None
-    # Number of such lines that it takes, in which the pattern finds the same.
-    times: int = 1
+    times: int = 1  # how many such lines are needed
 
-    def is_echo_of(self, verdict: Verdict) -> bool:
-        """Return whether it only says that a rank failed, and less than the verdict."""
-        signals = self.component.endswith("reported by mpiexec")
-        is_less = signals and not verdict.how.startswith(("is gone", "ended by signal"))
-        return self.kind is Kind.SECONDARY or is_less
+    def is_possible(self, text: str) -> bool:
+        """Return whether any line of a text may mean this error."""
+        return any(literal in text for literal in self.literals)
+
+    def find(self, line: str) -> re.Match[str] | None:
+        """Return where in a line the message is; None if the line doesn't mean this error."""
+        if not self.is_possible(line):
+            return None
+        return self.pattern.search(line)
 
 
 @cache
 def load_rules(folder: Path = FOLDER) -> tuple[ErrorRule, ...]:
-    """Load all rules of a folder; what their files may hold is for a test to say."""
-    files = [
-        tomllib.loads(file.read_text("utf-8")) for file in sorted(folder.glob("*.toml"))
-    ]
-    return tuple(
-        ErrorRule(
-            name=name, **{key: _convert(key, value) for key, value in fields.items()}
+    """Load all rules of a folder. A test checks what their files contain."""
+    rules: list[ErrorRule] = []
+    for file in sorted(folder.glob("*.toml")):
+        rules += _rules_of(file)
+    return tuple(rules)
+
+
+def _rules_of(file: Path) -> Iterator[ErrorRule]:
+    tables: dict[str, dict[str, Any]] = tomllib.loads(file.read_text("utf-8"))
+    for name, table in tables.items():
+        literals = table["literals"]
+        pattern = table.get("pattern", "|".join(map(re.escape, literals)))
+        yield ErrorRule(
+            name=name,
+            component=file.stem,
+            kind=Kind[table["kind"]],
+            literals=tuple(literals),
+            pattern=re.compile(pattern),
+            examples=tuple(table["examples"]),
+            meaning=table["meaning"],
+            fix=tuple(table["fix"]),
+            times=table.get("times", 1),
         )
-        for tables in files
-        for name, fields in tables.items()
-    )
-
-
-def _convert(field: str, value: Any) -> Any:
-    if field == "kind":
-        return Kind[value]
-    if field == "pattern":
-        return re.compile(value)
-    return tuple(value) if isinstance(value, list) else value

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import _chainermn_verdict
 
-READ_LAST_WORDS = "read what that rank printed before"
+LABEL = "Next step: "
+READ_OUTPUT = "read what that rank printed before"
 FIND_SENDER = "find who sent it: a time limit, a preemption, or `kill`"
-ASK_MPIEXEC = "do what mpiexec says; see `chainermn doctor`"
+ASK_MPIEXEC = "read mpiexec's own message above; `chainermn doctor` may find the cause"
 READ_STACK = "read the stack after 'Fatal Python error'; see `chainermn env`"
 START_AGAIN = "start the job again to go on"
 # What to do, by words in what a launcher says, as in `_chainermn_verdict.STEPS`.
@@ -14,12 +15,12 @@ STEPS = (
     ("ended by Ctrl-C", f"nothing is wrong; {START_AGAIN}"),
     (
         "alone in its MPI",
-        "take the mpiexec of mpi4py's MPI; `chainermn doctor` says more",
+        "use the mpiexec of mpi4py's MPI; `chainermn doctor` says more",
     ),
-    ("without saying goodbye", READ_LAST_WORDS),
+    ("these ended without a report", READ_OUTPUT),
     (
         "^ended by signal 9 ",
-        "see `dmesg -T | grep -i killed` on its host; memory, nearly always",
+        "look whether its host ran out of memory: `dmesg -T | grep -i killed`",
     ),
     (
         "^ended by signal 1 ",
@@ -30,15 +31,14 @@ STEPS = (
     ("^ended by signal 15 ", FIND_SENDER),
     ("^ended by signal", READ_STACK),
     ("^Fatal Py", READ_STACK),
-    ("^exit status", READ_LAST_WORDS),
-    ("^application", READ_LAST_WORDS),
+    ("^exit status", READ_OUTPUT),
     (
         "^the job did not end",
-        "give --timeout more, or look by `chainermn top` what takes the time",
+        "give it a longer --timeout, or see in `chainermn top` what takes the time",
     ),
     ("^no rank", ASK_MPIEXEC),
     ("^mpiexec doesn", ASK_MPIEXEC),
-    ("^all ranks said", ASK_MPIEXEC),
+    ("^all ranks ended", ASK_MPIEXEC),
     (
         "^gone",
         "read its last lines; on its host, `dmesg -T | grep -iE 'oom|segfault'`",
@@ -50,9 +50,9 @@ STEPS = (
 
 
 def next_step(how: str, place: str = "") -> str:
-    """Return what to do about a rank, or a job, that failed so.
+    """Return what to do about a failure of a rank, or of a job.
 
-    ``place`` is the line of the user's own code in which it did, as `users_lines` has
-    it.
+    ``how`` describes the failure, and ``place`` is the line of the user's own code where
+    it happened, as `users_lines` returns lines.
     """
     return _chainermn_verdict.next_step(how, place, steps=STEPS)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from chainermn_tools.explain.error_rules import Kind
-from chainermn_tools.explain.search import Match
-from chainermn_tools.explain.verdict import Verdict
+from chainermn_tools.explain.failed_rank import Verdict
+from chainermn_tools.explain.next_steps import LABEL
+from chainermn_tools.explain.search import Findings, Match
 from chainermn_tools.formatting import print_line, print_text
 
 if TYPE_CHECKING:
@@ -16,54 +16,71 @@ if TYPE_CHECKING:
 
 INDENT = " " * 4  # of what is never broken, so that it can be copied
 NOTHING = (
-    "Nothing in it is known to `chainermn explain`. Read the earliest traceback of all ranks; "
-    "`chainermn env` prints what a bug report needs."
+    "No known error found. Read the first traceback of any rank; `chainermn env` prints "
+    "what a bug report needs."
 )
 SECONDARY_ONLY = (
-    "All of this only says that something else failed. What failed is not in this log, or not "
-    "known: read the earliest traceback of all ranks."
+    "All of this only says that something else failed. No known error says what: read the "
+    "first traceback of any rank."
 )
 
 
-def as_dict(found: Sequence[Match], verdict: Verdict | None) -> dict[str, Any]:
-    """Return what ``--json`` prints, as docs/diagnosing.md describes it."""
-    known = [
-        {
-            **{"id": one.rule.name, "kind": one.rule.kind.name.lower()},
-            **{"component": one.rule.component, "line": one.line, "times": one.times},
-            **{
-                "text": one.text,
-                "meaning": one.rule.meaning,
-                "fix": list(one.rule.fix),
-            },
-        }
-        for one in found
-    ]
-    said = verdict and {**asdict(verdict), "next_step": verdict.next_step}
-    return {"verdict": said, "known": known}
+def as_dict(findings: Findings) -> dict[str, Any]:
+    """Return what ``--json`` prints: the verdict, and the known errors."""
+    verdict = None
+    if findings.verdict:
+        verdict = asdict(findings.verdict)
+        verdict["next_step"] = findings.verdict.next_step.removeprefix(LABEL)
+    known = [_match_as_dict(match) for match in findings.matches]
+    return {"verdict": verdict, "known": known}
 
 
-def render(found: Sequence[Match], verdict: Verdict | None, console: Console) -> None:
+def _match_as_dict(match: Match) -> dict[str, Any]:
+    return {
+        "id": match.rule.name,
+        "kind": match.rule.kind.name.lower(),
+        "component": match.rule.component,
+        "line": match.line,
+        "times": match.times,
+        "text": match.text,
+        "meaning": match.rule.meaning,
+        "fix": match.fix,
+    }
+
+
+def render(findings: Findings, console: Console) -> None:
     """Print what `search` found: on a terminal wrapped to its width, elsewhere as it is."""
+    verdict = findings.verdict
     if verdict:
-        print_text(verdict.headline, console, "bold red")
-        print_text(f"line {verdict.line}", console, "dim", 2)
-        for line in verdict.traceback.splitlines():
-            print_line(f"{INDENT}{line}", console)
-        print_text(verdict.next_step, console, "green", 2)
-        console.print()
-    elif not found:
+        _render_verdict(verdict, console)
+    for match in findings.matches:
+        _render_match(match, console)
+    if not verdict and not findings.matches:
         print_text(NOTHING, console)
-        return
-    for one in found:
-        rule, often = one.rule, f", {one.times} such lines" if one.times > 1 else ""
-        style = "bold red" if rule.kind is Kind.ROOT_CAUSE else "bold"
-        print_text(f"{rule.name}: {one.text}", console, style)
-        where = f"line {one.line}{often}; {rule.component}; {rule.kind.value}"
-        print_text(where, console, "dim", 2)
-        print_text(rule.meaning, console, indent=2)
-        for fix in rule.fix:
-            print_line(f"{INDENT}{fix}", console, "green")
-        console.print()
-    if not verdict and all(one.rule.kind is Kind.SECONDARY for one in found):
+    elif not verdict and findings.matches[0].rule.kind is Kind.SECONDARY:
         print_text(SECONDARY_ONLY, console, "bold")
+
+
+def _render_verdict(verdict: Verdict, console: Console) -> None:
+    print_text(verdict.headline, console, "bold red")
+    print_text(f"line {verdict.line}", console, "dim", 2)
+    for line in verdict.traceback.splitlines():
+        print_line(f"{INDENT}{line}", console)
+    print_text(verdict.next_step, console, "green", 2)
+    console.print()
+
+
+def _render_match(match: Match, console: Console) -> None:
+    rule = match.rule
+    style = "bold"
+    if rule.kind is Kind.ROOT_CAUSE:
+        style = "bold red"
+    where = f"line {match.line}"
+    if match.times > 1:
+        where = f"{where}, {match.times} such lines"
+    print_text(f"{rule.name}: {match.text}", console, style)
+    print_text(f"{where}; {rule.component}; {rule.kind.value}", console, "dim", 2)
+    print_text(rule.meaning, console, indent=2)
+    for fix in match.fix:
+        print_line(f"{INDENT}{fix}", console, "green")
+    console.print()

@@ -19,7 +19,7 @@ from _chainermn_events import (
 )
 from chainermn_tools import jobs
 from chainermn_tools.explain import next_step
-from chainermn_tools.launch.classification import JobResult, classify, of_signal
+from chainermn_tools.launch.verdict import JobResult, classify, of_signal
 
 # Before the job is started again: one second, then twice as long each time, up to this.
 LONGEST_PAUSE_SECONDS, PAUSE_STEP_SECONDS = 60.0, 0.1

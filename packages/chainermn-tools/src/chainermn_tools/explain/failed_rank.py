@@ -1,0 +1,180 @@
+"""Finds in a log which rank failed first and how, as our own programs say it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+from _chainermn_verdict import users_lines
+from chainermn_tools.explain.next_steps import next_step
+
+NO_RANK = "the job"
+
+
+class Speaker(IntEnum):
+    """Who says why a job ended; the first one knows most."""
+
+    LAUNCH = 0
+    RANK = 1
+    MONITOR = 2  # a rank is gone
+    WATCHDOG = 3  # ranks wait for another one
+
+
+# Of these the last verdict counts: a job starts again, and a call that waited for long
+# may end. Of others the first one counts.
+REPEATED = (Speaker.LAUNCH, Speaker.WATCHDOG)
+# A rank as ranks, the monitor and `chainermn launch` name it.
+RANK = (
+    r"(?:rank (?P<rank>\d+)(?: of \d+:)?"
+    r"(?: \(process \d+)?(?: on (?P<host>[^\s)]+)\)?)? ?)"
+)
+CULPRIT = rf"(?:likely culprits?\b.*?: {RANK}?)?"
+WHOLE_JOBS = (
+    r"ended by|all ranks|no rank|each of the|the job did|mpiexec doesn|"
+    r"of \d+ ranks these ended"
+)
+FORMS = (
+    (Speaker.LAUNCH, rf"chainermn launch: {RANK}failed first: (?P<how>.+)"),
+    (
+        Speaker.LAUNCH,
+        rf"chainermn launch: the watchdog ended the job: {CULPRIT}(?P<how>.+)",
+    ),
+    (Speaker.LAUNCH, rf"chainermn launch: (?P<how>(?:{WHOLE_JOBS}).*)"),
+    (
+        Speaker.RANK,
+        rf"ChainerMN: {RANK}(?P<how>(?:uncaught|sys\.exit|os\._exit).*), ending the job",
+    ),
+    (Speaker.RANK, r"chainermn: (?P<how>a signal warned.*)"),
+    (Speaker.MONITOR, rf"ChainerMN: {RANK}(?P<how>is gone.*)"),
+    (
+        Speaker.WATCHDOG,
+        "ChainerMN: (?=likely culprit|nothing was|all ranks are|ranks wait)"
+        rf"{CULPRIT}(?P<how>.+)",
+    ),
+)
+# One of these is in each line that any of the forms matches, or that tells of a crash.
+MARKS = ("chainermn launch: ", "ChainerMN: ", "chainermn: ", "Fatal Python error: ")
+# What mpiexec, srun or `chainermn launch --prefix` put before a rank's lines.
+TAG = re.compile(r"(?:\[(?:\S+,)?\d+\](?:<std\w+>:)? ?| *\d+: )?")
+TRACEBACK = "Traceback (most recent call last)"
+MOST_TRACEBACKS = 1000
+CRASHED = re.compile(r"(?:is )?gone|ended by signal 11")
+
+
+def find_crash(text: str) -> str:
+    """Return what faulthandler says in a text of a signal that ended a rank, or ""."""
+    said = re.search(r"Fatal Python error: (?:\[\d+\] )?([\w ]+)", text)
+    if said is None:
+        return ""
+    return f"Fatal Python error: {said[1]}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Which rank of a job failed first, and how."""
+
+    line: int  # of the log, from 1
+    how: str  # what happened
+    rank: int | None = None  # that failed first; None if it isn't named
+    host: str = ""  # where that was, if it is named
+    traceback: str = ""  # of an exception, if it is in the log
+
+    @property
+    def next_step(self) -> str:
+        place = users_lines(self.traceback)[-1:]
+        return next_step(self.how, *place)
+
+    @property
+    def headline(self) -> str:
+        who = NO_RANK
+        if self.rank is not None:
+            who = f"rank {self.rank}"
+        if self.host:
+            who = f"{who} on {self.host}"
+        return f"{who}: {self.how}"
+
+    @property
+    def is_by_signal(self) -> bool:
+        return self.how.startswith(("is gone", "gone", "ended by", "Fatal Python"))
+
+
+class VerdictFinder:
+    """Reads a log line by line, and remembers the best verdict."""
+
+    def __init__(self) -> None:
+        self._verdicts: dict[Speaker, Verdict] = {}
+        self._crash = ""  # the first one, as faulthandler prints it
+        # Tracebacks by their last lines, which name the error; the latest one is last.
+        self._tracebacks: dict[str, str] = {}
+        self._unfinished: dict[str, list[str]] = {}  # their lines so far, by tag
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The best verdict so far; None if none of our programs says why the job ended."""
+        if not self._verdicts:
+            return None
+        best = self._verdicts[min(self._verdicts)]
+        if self._crash and CRASHED.match(best.how):
+            best = replace(best, how=self._crash)
+        return best
+
+    def take(self, number: int, line: str) -> None:
+        """Take the next line of the log, and its number."""
+        tag = ""
+        if said := TAG.match(line):
+            tag = said[0]
+        text = line[len(tag) :]
+        self._take_traceback(tag, text)
+        if not any(mark in text for mark in MARKS):
+            return
+        self._crash = self._crash or find_crash(text)
+        for speaker, form in FORMS:
+            if said := re.search(form, text):
+                self._take_verdict(speaker, number, said.groupdict())
+                return
+
+    def _take_verdict(
+        self, speaker: Speaker, number: int, said: dict[str, str | None]
+    ) -> None:
+        earlier = self._verdicts.get(speaker)
+        if earlier and speaker not in REPEATED and "PeerError" not in earlier.how:
+            return
+
+        how = (said["how"] or "").rstrip()
+        if how.startswith("uncaught "):
+            how = self._error_of(how.removeprefix("uncaught "))
+        rank = None
+        if said.get("rank"):
+            rank = int(said["rank"] or 0)
+        self._verdicts[speaker] = Verdict(
+            line=number,
+            how=how,
+            rank=rank,
+            host=said.get("host") or "",
+            traceback=self._tracebacks.get(
+                re.sub(r" \(exit status \d+\)$", "", how), ""
+            ),
+        )
+
+    def _error_of(self, kind: str) -> str:
+        """Return the last line of the latest traceback of an error of this class."""
+        for error in reversed(self._tracebacks):
+            name = error.split(":")[0].strip()
+            if name.rpartition(".")[2] == kind:
+                return error
+        return f"uncaught {kind}"
+
+    def _take_traceback(self, tag: str, text: str) -> None:
+        lines = self._unfinished.get(tag)
+        if text.startswith(TRACEBACK):
+            self._unfinished[tag] = [text]
+        elif lines is not None:
+            lines.append(text)
+            if not text.startswith(" "):
+                del self._unfinished[tag]
+                error = text.rstrip()
+                self._tracebacks.pop(error, None)  # so that it comes last
+                self._tracebacks[error] = "\n".join(lines)
+                if len(self._tracebacks) > MOST_TRACEBACKS:
+                    del self._tracebacks[next(iter(self._tracebacks))]
