@@ -152,7 +152,8 @@ def test_a_job_that_takes_too_long_is_ended(tmp_path):
     )
     assert done.returncode == 124
     assert (
-        "the job did not end within 2 s\nNext step: give it a longer --timeout" in done.stderr
+        "the job did not end within 2 s\nNext step: give it a longer --timeout"
+        in done.stderr
     )
 
 
