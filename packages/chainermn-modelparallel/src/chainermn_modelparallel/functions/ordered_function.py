@@ -48,9 +48,6 @@ class OrderedFunctionNode(chainer.FunctionNode):
                 output.creator_node = self  # the output gets its depth from the node
         return outputs
 
-    def _check_data_type_forward(self, in_data: Arrays) -> None:
-        """Skip Chainer's check, which takes long and checks nothing: there are no rules here."""
-
     def with_control_output(self, arrays: Arrays, like: Any) -> Arrays:
         """Return the outputs of `forward`, and one without data on the device of ``like``."""
         self.xp = backend.get_array_module(like)
