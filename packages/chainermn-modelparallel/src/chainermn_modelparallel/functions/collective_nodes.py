@@ -184,8 +184,7 @@ class CollectiveFunction(OrderedFunctionNode):
         return tuple(self._input_gradient(index, results) for index in indexes)
 
     def _input_gradient(self, index: int, results: Variables) -> Variable | None:
-        # The last input is the empty leaf.
-        if self.inputs[index].dtype.kind != "f" or index == len(self.inputs) - 1:
+        if self.inputs[index].dtype.kind != "f":
             return None
         if index < self.num_inputs:
             return results[index]

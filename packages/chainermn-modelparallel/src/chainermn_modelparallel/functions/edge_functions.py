@@ -108,8 +108,14 @@ class SendFunction(EdgeFunction):
         return keep_control_dependencies(grad_outputs, results)
 
     def _receive_gradients(self) -> Message:
-        """Wait for this send's gradients; give those of other sends to their functions."""
+        """Wait for this send's gradients; give those of other sends to their functions.
+
+        Raises:
+            RankMismatchError: no gradients come, or only one of the two ranks builds a
+                graph of them.
+        """
         communicator, peer, _ = self._edge
+        rank = communicator.rank
         send_pending_cancellations(communicator)
         while not self._received:
             message = receive_message(self._gradient_edge, BACKWARD + self._call)
@@ -118,33 +124,30 @@ class SendFunction(EdgeFunction):
                 owner._received.append(message)
             elif not message.header.cancellation:
                 raise RuntimeError(
-                    f"rank {communicator.rank}: rank {peer} ran backward through a variable "
-                    f"whose send on rank {communicator.rank} is gone: its delegate variable "
+                    f"rank {rank}: rank {peer} ran backward through a variable "
+                    f"whose send on rank {rank} is gone: its delegate variable "
                     "was dropped, or backward ran more often there than here. Keep the "
                     "result of send with pseudo_connect or as delegate_variable of the next "
                     "recv, and run backward equally often on both; or send without gradients "
                     "(the variable's array)"
                 )
         message = self._received.popleft()
-        self._check_gradients(message.header)
-        return message
-
-    def _check_gradients(self, header: Header) -> None:
-        """Raise if no gradients come, or if only one of the two ranks builds a graph of them."""
-        rank = self._edge.communicator.rank
-        peer = self._edge.peer
+        header = message.header
         call = f"rank {rank}: backward of {self._call}"
         if header.cancellation:
             raise RankMismatchError(
                 f"{call} gets no gradients: rank {peer} {REASONS[header.cancellation]}"
             )
-        if header.differentiable == chainer.config.enable_backprop:
-            return
-        with_graph = peer if header.differentiable else rank
-        raise RankMismatchError(
-            f"{call}: rank {with_graph} runs it with enable_double_backprop=True and the other "
-            "rank without, so a second derivative would lack a part; use it on both ranks"
-        )
+        if header.differentiable != chainer.config.enable_backprop:
+            with_graph = rank
+            if header.differentiable:
+                with_graph = peer
+            raise RankMismatchError(
+                f"{call}: rank {with_graph} runs it with enable_double_backprop=True and the "
+                "other rank without, so a second derivative would lack a part; use it on both "
+                "ranks"
+            )
+        return message
 
 
 class RecvFunction(EdgeFunction):

@@ -60,13 +60,13 @@ def create_mnbn_model(
         vars(memo[id(part)]).update(copy.deepcopy(vars(part), memo))
     converted = copy.deepcopy(link, memo)
     for path, part in converted.namedlinks():
-        if isinstance(part, MultiNodeBatchNormalization):
-            continue
         if _is_convertible(part):
             part.__class__ = MultiNodeBatchNormalization
             part.comm = comm
             part.communication_backend = communication_backend
-        elif isinstance(part, L.BatchNormalization):
+        elif isinstance(part, L.BatchNormalization) and not isinstance(
+            part, MultiNodeBatchNormalization
+        ):
             warnings.warn(
                 f"create_mnbn_model leaves {path} as it is: {type(part).__name__} is a subclass "
                 "of BatchNormalization, which may compute something else",
