@@ -151,10 +151,10 @@ def test_a_run_without_calls_is_shown(tmp_path):
     ("name", "content", "why"),
     [
         ("log", "[", "log of LogReport: Expecting value"),
-        ("log", "[]", "log of LogReport: no list of entries"),
-        ("log", "[1]", "log of LogReport: no list of entries"),
+        ("log", "[]", "log is not a log of LogReport"),
+        ("log", "[1]", "log is not a log of LogReport"),
         ("log", "[" * 100_000, "log of LogReport: maximum recursion"),
-        ("env.json", '{"a": 1}', "what `chainermn env --json` prints: other keys"),
+        ("env.json", '{"a": 1}', "is not what `chainermn env --json` prints"),
         ("trace/x.rank0.json", "[", "doesn't begin as a trace does"),
     ],
 )
@@ -206,6 +206,6 @@ def test_a_long_trace_makes_a_page_that_a_browser_can_open(tmp_path, calls):
     assert file.stat().st_size < 2_000_000
     found = Page(file.read_text()).data["timeline"]
     assert not found["complete"]
-    assert 20_000 <= len(found["calls"]["row"]) <= 20_100
+    assert len(found["calls"]["row"]) == 20_000
     page = Page(opened(file))
     assert page.root == {"data-drawn": "yes", "data-rank": "7"}

@@ -145,7 +145,7 @@ def test_without_such_a_job_it_says_where_to_look(command):
     done = commands.invoke(command, 1)
     assert done.exit_code == 2
     assert (
-        "no such jobs of yours here; its ranks may not have a communicator yet"
+        "no such job of yours here; its ranks may not have a communicator yet"
         in done.stderr
     )
 

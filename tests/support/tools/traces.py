@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
-from chainermn_tools.trace import clocks, loader, matching, summary, table, text
+from chainermn_tools.trace import clocks, loader, matching, summary, table
 
+NONE = table.NONE
 RUN = "20261120T120000-abcdef"
 
 
@@ -75,39 +74,27 @@ def write_two(folder: Path, **changes: Any) -> None:
 unaligned = loader.read  # a run whose times are still those of each rank's own clock
 
 
-def matched(folder: Path, run: str | None = None) -> tuple[table.Run, np.ndarray, int]:
-    """A run with its clocks aligned, the table of collective calls, and how many are incomplete."""
-    found = loader.read(folder, run)
+def matched(folder: Path) -> tuple[table.Run, list[table.Collective], int]:
+    """A run with its clocks aligned, its collective calls, and how many are incomplete."""
+    found = loader.read(folder)
     clocks.align(found)
     return found, *matching.match(found)
 
 
 def calls(run: table.Run) -> list[SimpleNamespace]:
     """All ranks' calls, rank by rank."""
-    return [SimpleNamespace(**call) for call in table.each_call(run.table, run.names)]
+    found = []
+    for row in run.table:
+        call = SimpleNamespace(**dict(zip(table.CALL.names, row.item(), strict=True)))
+        call.operation = run.names[call.operation]
+        found.append(call)
+    return found
 
 
 def summarized(folder: Path) -> dict[str, Any]:
     """What `chainermn trace --json` prints."""
     run, rows, incomplete = matched(folder)
     return summary.summarize(run, rows, incomplete, 1.5)
-
-
-def tables(folder: Path) -> tuple[dict, dict, list]:
-    """What is shown: rows by operation, rows by rank, and rows of who was late."""
-    found = summarized(folder)
-    operations = {
-        row["operation"]: SimpleNamespace(**row) for row in found["operations"]
-    }
-    ranks = {row["rank"]: SimpleNamespace(**row) for row in found["ranks"]}
-    return operations, ranks, [SimpleNamespace(**row) for row in found["late_ranks"]]
-
-
-def shown(folder: Path, **console: Any) -> str:
-    """The tables as text."""
-    output = io.StringIO()
-    text.render(summarized(folder), Console(file=output, highlight=False, **console))
-    return output.getvalue()
 
 
 def write_many(folder: Path, ranks: int, calls: int) -> None:

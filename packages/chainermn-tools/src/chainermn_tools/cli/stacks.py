@@ -10,8 +10,9 @@ import click
 def stacks(job: int | None) -> None:
     """Print the Python stacks of all ranks of a running job, which runs on.
 
-    Run it on a host of the job, the first one to see all ranks. JOB is the PID of
-    mpiexec, or of a rank, on this host; without it, the only job here:
+    Ranks with the same stack share one. Run it on the job's first host to see all
+    ranks; another host shows its own. JOB is the PID of mpiexec, or of a rank, on this
+    host; without it, the only job here:
 
     \b
         chainermn stacks 4711
@@ -22,11 +23,13 @@ def stacks(job: int | None) -> None:
     from chainermn_tools import live
 
     graph = live.ask(live.choose(job), "stacks")
-    ranks = {name: "not seen from here" for name in graph.unreachable}
+    ranks: dict[str, list[str]] = {}  # by their stacks
+    for name in graph.unreachable:
+        ranks.setdefault("not seen from here", []).append(name)
     for world, rank in sorted(graph.ranks.items()):
         does = live.in_words(live.activity(graph, rank))
         where = f"rank {world} on {rank.host}, process {rank.pid}: {does}"
-        ranks[where] = rank.stacks or "no stacks came: is it stopped, or in the kernel?"
-    for stacks in dict.fromkeys(ranks.values()):
-        same = [where for where, its in ranks.items() if its == stacks]
-        click.echo("\n".join([*same, stacks, ""]))
+        said = rank.stacks or "no stacks came: is it stopped, or in the kernel?"
+        ranks.setdefault(said, []).append(where)
+    for said, names in ranks.items():
+        click.echo("\n".join([*names, said, ""]))

@@ -9,8 +9,10 @@ from typing import Any
 import click
 from rich.console import Console
 
-SHARES = ("waiting", "wire", "waited_for")
+from chainermn_tools import formatting
+
 RATES = ("steps_per_second", "examples_per_second")
+SHARES = ("waiting", "wire", "waited_for")
 COLUMNS = ("rank", "host", "steps/s", "examples/s", *SHARES, "memory", "does")
 SORT_KEYS = ("rank", *SHARES, *RATES, "memory_bytes")
 
@@ -24,14 +26,17 @@ SORT_KEYS = ("rank", *SHARES, *RATES, "memory_bytes")
 def top(job: int | None, sort: str, as_json: bool) -> None:
     """Look into a running job: what each rank does, and for which one others wait.
 
-    Run it on a host of the job, the first one to see all ranks. JOB is the PID of
-    mpiexec, or of a rank, on this host; without it, the only job here. A terminal's
-    table is refreshed until Ctrl-C. Shares and rates are of ten seconds, steps calls of
-    multi-node optimizers' `update`:
+    Run it on the job's first host to see all ranks; another host shows its own. JOB is
+    the PID of mpiexec, or of a rank, on this host; without it, the only job here. On a
+    terminal the table is refreshed until Ctrl-C:
 
     \b
         chainermn top --sort waited_for
         chainermn top 4711 --json
+
+    Percentages cover the last ten seconds: of waiting for other ranks; of being on the
+    wire, that is in a call to which all ranks have come; and of being waited for by
+    others. A step is one `update` of a multi-node optimizer.
 
     Exit status: 0; 1 when the job has ended or doesn't answer; 2 when no such job is
     seen here.
@@ -42,40 +47,37 @@ def top(job: int | None, sort: str, as_json: bool) -> None:
     with suppress(KeyboardInterrupt):
         for summary in live.summaries(live.choose(job), sort):
             if as_json:
-                return click.echo(json.dumps(summary))
+                click.echo(json.dumps(summary))
+                return
             console.clear()  # of a terminal
             _print(summary, console)
             if not console.is_terminal:
-                return None
+                return
 
 
 def _print(summary: dict[str, Any], console: Console) -> None:
-    from chainermn_tools import formatting, live
-
-    rows, lines = [], [f"not seen from here: {name}" for name in summary["unseen"]]
-    for rank in summary["ranks"]:
-        shares = (f"{rank[share]:.0%}" for share in SHARES)
-        *rates, size = (
-            formatting.format_value(it, rank[it]) for it in (*RATES, "memory_bytes")
-        )
-        rows.append(
-            (
-                str(rank["rank"]),
-                rank["host"],
-                *rates,
-                *shares,
-                size,
-                live.in_words(rank),
-            )
-        )
-        if rank["rank"] == summary["slowest"]:
-            lines.insert(
-                0, "slowest: rank {rank} on {host}, process {pid}".format_map(rank)
-            )
-    host = "".join(summary["unseen"][:1]).rpartition(" ")[2]
-    # Rank 0's host asks all others.
-    if host and all(rank["rank"] for rank in summary["ranks"]):
-        lines.append(f"only ranks of this host are shown; to see all, run it on {host}")
-    title = "Job {job}: {command}".format_map(summary)
+    title = f"Job {summary['job']}: {summary['command']}"
+    rows = [_cells(rank) for rank in summary["ranks"]]
     formatting.print_table(title, COLUMNS, rows, console, ("host", "does"))
-    formatting.print_line("\n".join(lines), console, "bold")
+    for rank in summary["ranks"]:
+        if rank["rank"] == summary["slowest"]:
+            where = f"rank {rank['rank']} on {rank['host']}, process {rank['pid']}"
+            formatting.print_line(f"slowest: {where}", console, "bold")
+    for name in summary["unseen"]:
+        formatting.print_line(f"not seen from here: {name}", console, "bold")
+    # Rank 0's host asks all others.
+    if summary["unseen"] and all(rank["rank"] for rank in summary["ranks"]):
+        host = summary["unseen"][0].rpartition(" ")[2]
+        line = f"only ranks of this host are shown; to see all, run it on {host}"
+        formatting.print_line(line, console, "bold")
+
+
+def _cells(rank: dict[str, Any]) -> list[str]:
+    from chainermn_tools import live
+
+    cells = [str(rank["rank"]), rank["host"]]
+    cells += [formatting.format_value(rate, rank[rate]) for rate in RATES]
+    cells += [formatting.format_value("share", rank[share]) for share in SHARES]
+    cells.append(formatting.format_value("bytes", rank["memory_bytes"]))
+    cells.append(live.in_words(rank))
+    return cells

@@ -42,13 +42,14 @@ def choose(number: int | None) -> LiveJob:
         # Of another PID namespace, or it has just ended.
         with suppress(psutil.Error, ValueError, IndexError):
             _add_job(jobs, name, number)
-    if len(jobs) != 1:
-        why = "give the number of one"
-        if not jobs:
-            why = "its ranks may not have a communicator yet"
+    if not jobs:
+        raise click.UsageError(
+            "no such job of yours here; its ranks may not have a communicator yet"
+        )
+    if len(jobs) > 1:
         listed = "".join(f"\n  {job.number}  {job.command}" for job in jobs.values())
         raise click.UsageError(
-            f"{len(jobs) or 'no'} such jobs of yours here; {why}{listed}"
+            f"{len(jobs)} such jobs of yours here; give the number of one{listed}"
         )
     return jobs.popitem()[1]
 
@@ -56,14 +57,17 @@ def choose(number: int | None) -> LiveJob:
 def _add_job(jobs: dict[int, LiveJob], name: str, number: int | None) -> None:
     """Add the job of a monitor, whose name begins with the PID of the ranks' launcher."""
     launcher = psutil.Process(int(name.split()[0]))
-    ranks = [
-        child for child in launcher.children() if child.uids().effective == os.geteuid()
-    ]
-    above = [launcher, *(each for each in launcher.parents() if each.pid > 1)]
-    if number not in (None, *(each.pid for each in (*ranks, *above))):
+    user = os.geteuid()
+    ranks = [child for child in launcher.children() if child.uids().effective == user]
+    above = [launcher, *launcher.parents()]
+    pids = [each.pid for each in (*ranks, *above)]
+    if number is not None and (number not in pids or number == 1):
         return
-    launchers = [each for each in above if each.name().startswith(LAUNCHERS)]
-    pid = (launchers or ranks)[0].pid
+    pid = ranks[0].pid
+    for each in above:
+        if each.name().startswith(LAUNCHERS):
+            pid = each.pid
+            break
     command = " ".join(ranks[0].cmdline())
     jobs.setdefault(pid, LiveJob(pid, command, [])).monitors.append(name)
 
@@ -72,16 +76,18 @@ def ask(job: LiveJob, what: str) -> WaitGraph:
     """Return what the job's monitors say of "calls" or "stacks"; ClickException if none does."""
     # Twice: a monitor doesn't wait for who was stopped (Ctrl-Z) in the middle of a
     # question.
-    answers = [
-        _answer(monitor, what) or _answer(monitor, what) for monitor in job.monitors
-    ]
-    said = [answer for answer in answers if answer]
-    if not said:
+    ranks = []
+    unseen = []
+    has_ended = True
+    for monitor in job.monitors:
+        answer = _answer(monitor, what) or _answer(monitor, what)
+        if answer is not None:
+            has_ended = False
+            ranks += [rank_from_json(rank) for rank in answer["ranks"]]
+            unseen += answer["unseen"]
+    if has_ended:
         raise click.ClickException(f"job {job.number} has ended")
-    unseen = [name for each in said for name in each["unseen"]]
-    return WaitGraph(
-        (rank_from_json(rank) for each in said for rank in each["ranks"]), unseen
-    )
+    return WaitGraph(ranks, unseen)
 
 
 def _answer(monitor: str, what: str) -> dict[str, Any] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -12,7 +11,9 @@ from typing import Any
 
 from chainermn_tools import trace
 
-LOG, ENVIRONMENT, TRACE = "log", "env.json", "trace"  # the first two are names of files
+LOG = "log"  # the name of a file, as is the next one
+ENVIRONMENT = "env.json"
+TRACE = "trace"
 FOUND = {
     LOG: "a log of LogReport",
     ENVIRONMENT: "what `chainermn env --json` prints",
@@ -44,23 +45,22 @@ def find(paths: Sequence[Path]) -> Inputs:
     Raise NoReport without a log and a trace, for two of a kind, and for one that can't
     be read.
     """
-    places: dict[str, Path] = {}
-    for kind, place in itertools.chain.from_iterable(map(_kinds, paths)):
-        if places.setdefault(kind, place) != place:
-            raise NoReport(
-                f"{places[kind]} and {place} are both {FOUND[kind]}: give one of them"
-            )
-    missing = [
-        f"not found: {FOUND[kind]}" for kind in (LOG, TRACE) if kind not in places
-    ]
-    if len(missing) == 2:
-        raise NoReport("; ".join(missing))
-    found = Inputs(notes=missing)
+    places = _places(paths)
+    found = Inputs()
+    for kind in (LOG, TRACE):
+        if kind not in places:
+            found.notes.append(f"not found: {FOUND[kind]}")
+    if LOG not in places and TRACE not in places:
+        raise NoReport("; ".join(found.notes))
     if LOG in places:
         found.log = _read(places[LOG], LOG)
+        if not (found.log and all(isinstance(entry, dict) for entry in found.log)):
+            raise NoReport(f"{places[LOG]} is not {FOUND[LOG]}")
     if ENVIRONMENT in places:
         found.environment = _read(places[ENVIRONMENT], ENVIRONMENT)
         found.environment_of = str(places[ENVIRONMENT])
+        if "packages" not in (found.environment or ()):
+            raise NoReport(f"{places[ENVIRONMENT]} is not {FOUND[ENVIRONMENT]}")
     if TRACE in places:
         try:
             run = trace.read(places[TRACE])
@@ -72,37 +72,43 @@ def find(paths: Sequence[Path]) -> Inputs:
     return found
 
 
+def _places(paths: Sequence[Path]) -> dict[str, Path]:
+    """Return where each kind of input is, at most one of each."""
+    places: dict[str, Path] = {}
+    for path in paths:
+        try:
+            for kind, place in _kinds(path):
+                if places.setdefault(kind, place) != place:
+                    both = f"{places[kind]} and {place} are both {FOUND[kind]}"
+                    raise NoReport(f"{both}: give one of them")
+        except OSError as error:
+            raise NoReport(f"{path} can't be read: {error.strerror}") from None
+    return places
+
+
 def _kinds(path: Path) -> Iterator[tuple[str, Path]]:
     """Return what a path is, or what a folder holds: pairs of kind and path."""
-    try:
-        if path.is_dir():
-            yield from (
-                (name, path / name)
-                for name in (LOG, ENVIRONMENT)
-                if path.joinpath(name).is_file()
-            )
-            for folder in (path, *sorted(filter(Path.is_dir, path.iterdir()))):
-                with suppress(OSError):  # others' folders beside the trace
-                    if any(map(trace.is_trace, folder.iterdir())):
-                        yield TRACE, folder
-        elif path.exists() and not path.is_file():  # a pipe, for which it would wait
-            raise NoReport(f"{path} is neither a file nor a folder")
-        elif trace.is_trace(path):
-            yield TRACE, path
-        else:
-            yield (ENVIRONMENT if path.read_bytes().lstrip()[:1] == b"{" else LOG), path
-    except OSError as error:
-        raise NoReport(f"{path} can't be read: {error.strerror}") from None
+    if path.is_dir():
+        for name in (LOG, ENVIRONMENT):
+            if path.joinpath(name).is_file():
+                yield name, path / name
+        for folder in (path, *sorted(filter(Path.is_dir, path.iterdir()))):
+            with suppress(OSError):  # others' folders beside the trace
+                if any(map(trace.is_trace, folder.iterdir())):
+                    yield TRACE, folder
+    elif path.exists() and not path.is_file():  # a pipe, for which it would wait
+        raise NoReport(f"{path} is neither a file nor a folder")
+    elif trace.is_trace(path):
+        yield TRACE, path
+    elif path.read_bytes().lstrip()[:1] == b"{":
+        yield ENVIRONMENT, path
+    else:
+        yield LOG, path
 
 
 def _read(path: Path, kind: str) -> Any:
-    """Return what a file of JSON holds, if it is of this kind."""
+    """Return what a file of JSON holds, which should be of this kind."""
     try:
-        found = json.loads(path.read_text("utf-8", errors="replace"))
-        if kind == ENVIRONMENT and not {"schema", "packages"} <= found.keys():
-            raise ValueError("other keys")
-        if kind == LOG and not (found and all(isinstance(one, dict) for one in found)):
-            raise ValueError("no list of entries")
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        return json.loads(path.read_text("utf-8", errors="replace"))
+    except (OSError, ValueError, RecursionError) as error:
         raise NoReport(f"{path} can't be read as {FOUND[kind]}: {error}") from None
-    return found

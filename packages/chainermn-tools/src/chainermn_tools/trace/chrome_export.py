@@ -3,46 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
-from chainermn_tools.trace.table import Run, each_call, to_json
+from chainermn_tools.trace.table import CALL, NONE, Run, to_json
 
 
 def write_chrome_trace(run: Run, path: str) -> None:
     """Write a run whose times are aligned: an array, an event a line, closed."""
-    before = "["
+    before = "[\n"
     with open(path, "w", encoding="utf-8") as file:
         for event in _events(run):
-            file.write(f"{before}\n{event}")
-            before = ","
-        file.write("\n]\n" if before == "," else "[]\n")
+            file.write(before + event)
+            before = ",\n"
+        file.write("\n]\n")
 
 
 def _events(run: Run) -> Iterator[str]:
-    for trace in run.ranks.values():
+    for trace in run.ranks.values():  # each has some
         yield from trace.other
-    order = np.argsort(run.table["start"], kind="stable")
-    for call in each_call(run.table[order], run.names):
-        collective = call["sequence"] is not None
-        args = {
-            "communicator": call["communicator"],
-            "bytes": call["nbytes"],
-            "sequence": call["sequence"],
-            "root" if collective else "peer": call["peer"],
-            "tag": call["tag"],
-            "error": call["error"],
-            "waited": round(call["waited"], 3),
-            "waited_for": call["late"],
-        }
-        event = {
-            "name": call["operation"],
-            "cat": "collective" if collective else "message",
-            "ph": "X",
-            "pid": call["rank"],
-            "tid": call["thread"],
-            "ts": round(call["start"], 3),
-            "dur": round(call["end"] - call["start"], 3),
-            "args": {name: value for name, value in args.items() if value is not None},
-        }
-        yield to_json(event)
+    for row in run.table[np.argsort(run.table["start"], kind="stable")]:
+        call = dict(zip(CALL.names or (), row.item(), strict=True))
+        yield to_json(_event(call, run.names))
+
+
+def _event(call: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    category = "message"
+    peer = "peer"
+    if call["sequence"] != NONE:
+        category = "collective"
+        peer = "root"
+    known = {
+        "bytes": call["nbytes"],
+        "sequence": call["sequence"],
+        peer: call["peer"],
+        "tag": call["tag"],
+        "waited": round(call["waited"], 3),
+        "waited_for": call["late"],
+    }
+    args = {name: value for name, value in known.items() if value != NONE}
+    args["communicator"] = names[call["communicator"]]
+    if call["error"] != NONE:
+        args["error"] = names[call["error"]]
+    return {
+        "name": names[call["operation"]],
+        "cat": category,
+        "ph": "X",
+        "pid": call["rank"],
+        "tid": call["thread"],
+        "ts": round(call["start"], 3),
+        "dur": round(call["end"] - call["start"], 3),
+        "args": args,
+    }

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
@@ -20,6 +18,7 @@ DRIFT = 1e-4
 class ClockOffset:
     """What turns times of one rank's clock into another's; microseconds."""
 
+    rank: int
     to: int  # the other rank
     at: np.ndarray  # times of the rank's clock, growing
     add: np.ndarray  # what was to be added then
@@ -35,9 +34,11 @@ class ClockOffset:
         moved: np.ndarray = times + added
         return moved
 
-    def reversed(self, rank: int) -> ClockOffset:
+    def reversed(self) -> ClockOffset:
         """Return the offset from the other rank to this one."""
-        return ClockOffset(rank, self.at + self.add, -self.add, self.error)
+        return ClockOffset(
+            self.to, self.rank, self.at + self.add, -self.add, self.error
+        )
 
 
 def align(run: Run) -> float:
@@ -46,53 +47,60 @@ def align(run: Run) -> float:
     Return the microseconds by which ranks' times may be wrong. Ranks whose clocks
     nobody compared go by the time of day, and the run's warnings name them.
     """
-    offsets = _offsets(run)
     first = next(iter(run.ranks))
-    ways: dict[int, tuple[list[Callable[[np.ndarray], np.ndarray]], float]] = {
-        first: ([], 0.0)
-    }
-    todo = [first]
-    for known in todo:  # grows meanwhile
-        for rank, offset in offsets:
-            if offset.to == known and rank not in ways:
-                steps, error = ways[known]
-                ways[rank] = [offset.apply, *steps], error + offset.error
-                todo.append(rank)
+    ways = _ways(_offsets(run), first)
     for rank, trace in run.ranks.items():
         if rank not in ways:
             behind = (trace.began - run.ranks[first].began) * 1e6
-            ways[rank] = [partial(np.add, behind)], 0.0
+            ways[rank] = [_constant(rank, first, behind)]
             run.warnings.append(
                 f"rank {rank}: its clock is only known by the time of day"
             )
-        for step in ways[rank][0]:
-            for column in ("start", "end"):
-                trace.rows[column] = step(trace.rows[column])
+        mine = run.table["rank"] == rank
+        for column in ("start", "end"):
+            times = run.table[column][mine]
+            for offset in ways[rank]:
+                times = offset.apply(times)
+            run.table[column][mine] = times
     start = run.table["start"].min(initial=np.inf)
-    for column in ("start", "end"):
-        run.table[column] -= start
-    return max(error for _, error in ways.values())
+    run.table["start"] -= start
+    run.table["end"] -= start
+    errors = [sum(offset.error for offset in way) for way in ways.values()]
+    return max(errors)
 
 
-def _offsets(run: Run) -> list[tuple[int, ClockOffset]]:
-    """Return offsets with the rank that each is of, in both directions, the most exact first."""
-    found: list[tuple[int, ClockOffset]] = []
+def _ways(offsets: list[ClockOffset], first: int) -> dict[int, list[ClockOffset]]:
+    """Return the offsets that lead from ranks to the first one, one after another."""
+    ways: dict[int, list[ClockOffset]] = {first: []}
+    todo = [first]
+    for known in todo:  # grows meanwhile
+        for offset in offsets:
+            if offset.to == known and offset.rank not in ways:
+                ways[offset.rank] = [offset, *ways[known]]
+                todo.append(offset.rank)
+    return ways
+
+
+def _constant(rank: int, to: int, add: float) -> ClockOffset:
+    return ClockOffset(rank, to, np.zeros(1), np.array([add]), 0.0)
+
+
+def _offsets(run: Run) -> list[ClockOffset]:
+    """Return the offsets that are known, in both directions, the most exact first."""
+    found: list[ClockOffset] = []
     firsts: dict[str, RankTrace] = {}
     for trace in run.ranks.values():
         first = firsts.setdefault(trace.clock, trace)
         if first is not trace:  # they share a clock
-            add = np.array([trace.zero - first.zero])
-            found.append((trace.rank, ClockOffset(first.rank, np.zeros(1), add, 0.0)))
+            found.append(_constant(trace.rank, first.rank, trace.zero - first.zero))
         for communicator, comparisons in trace.clocks.items():
-            members = trace.members.get(communicator)
-            reference = run.ranks.get(members[0]) if members else None
-            if reference is None or reference is trace:
-                continue
-            rows = sorted(
-                (at, ahead - reference.zero, trip) for at, ahead, trip in comparisons
-            )
-            at, add, trips = (np.array(column) for column in zip(*rows, strict=True))
-            error = float(trips.max()) / 2
-            found.append((trace.rank, ClockOffset(reference.rank, at, add, error)))
-    found += [(offset.to, offset.reversed(rank)) for rank, offset in found]
-    return sorted(found, key=lambda one: one[1].error)
+            members = trace.members.get(communicator, [trace.rank])
+            reference = run.ranks.get(members[0], trace)
+            if reference is not trace:
+                rows = np.array(sorted(comparisons))
+                add = rows[:, 1] - reference.zero
+                error = float(rows[:, 2].max()) / 2
+                offset = ClockOffset(trace.rank, reference.rank, rows[:, 0], add, error)
+                found.append(offset)
+    found += [offset.reversed() for offset in found]
+    return sorted(found, key=lambda offset: offset.error)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,14 @@ from chainermn_tools.trace.table import CALL, NONE, RankTrace, Run, to_json
 
 FILE_NAME = re.compile(r"(?P<run>.+)\.rank(?P<rank>\d+)\.json")
 # Names of the metadata events that are ours, as chainermn_comm.trace.file has them.
-FILE, COMMUNICATOR, CLOCK = "chainermn", "chainermn communicator", "chainermn clock"
+FILE = "chainermn"
+COMMUNICATOR = "chainermn communicator"
+CLOCK = "chainermn clock"
 SCHEMA = 1
-# Old runs, and ranks that are missing, that are listed.
-MAX_LISTED_RUNS, MAX_LISTED_RANKS = 5, 10
+# Other runs, and ranks that are missing, that are listed.
+MAX_LISTED = 10
 # What is larger in a file is damage.
-MAX_INTEGER, MAX_RANKS = 1 << 62, 1 << 20
-# Of one line, which holds one event; a longer one is damaged.
-MAX_LINE_CHARACTERS = 1 << 20
+MAX_INTEGER = 1 << 62
 # What is raised where something of an event is missing, or not what it should be.
 DAMAGE = (KeyError, TypeError, ValueError, OverflowError)
 
@@ -43,171 +44,142 @@ def read(folder: Path, wanted: str | None = None) -> Run:
 
     A file of a rank stands for its run.
     """
-    if (name := FILE_NAME.fullmatch(folder.name)) and folder.is_file():
-        folder, wanted = folder.parent, wanted or name["run"]
-    groups = _runs(folder)
-    if not groups:
+    name = FILE_NAME.fullmatch(folder.name)
+    if name and folder.is_file():
+        folder = folder.parent
+        wanted = wanted or name["run"]
+    files = _files(folder)
+    if not files:
         raise NoTrace(
             f"there is no trace in {folder}; a job writes one with CHAINERMN_TRACE={folder}"
         )
-    found = groups if wanted is None else [group for group in groups if wanted in group]
-    if not found:
-        known = ", ".join(sorted(min(group) for group in groups))
-        raise NoTrace(f"there is no run {wanted!r} in {folder}; there are {known}")
-    chosen = max(found, key=max)
-    names: dict[str, int] = {}
-    traces = [_read_file(path, names) for paths in chosen.values() for path in paths]
-    good = [trace for trace in traces if isinstance(trace, RankTrace)]
-    warnings = [trace for trace in traces if isinstance(trace, str)]
-    if not good:
-        raise NoTrace(f"no trace in {folder} can be read: {'; '.join(warnings)}")
-    ranks: dict[int, RankTrace] = {}
-    for trace in sorted(good, key=lambda one: one.began):
-        if older := ranks.get(trace.rank):
-            warnings.append(
-                f"{older.path.name} is older than {trace.path.name}: left out"
-            )
-        ranks[trace.rank] = trace
-    others = sorted(min(group) for group in groups if group is not chosen)
-    warnings += _warnings_of(ranks, others)
-    ranks = dict(sorted(ranks.items()))
-    ends = np.cumsum([len(trace.rows) for trace in ranks.values()])
-    table = np.empty(ends[-1], CALL)
-    for trace, part in zip(ranks.values(), np.split(table, ends[:-1]), strict=True):
-        part[:] = trace.rows
-        trace.rows = part
-    return Run(min(chosen), ranks, table, list(names), warnings)
+    chosen = wanted or max(files)
+    if chosen not in files:
+        known = ", ".join(sorted(files))
+        raise NoTrace(f"there is no run {chosen!r} in {folder}; there are {known}")
+    run = Run(chosen, {}, np.empty(0, CALL), [], [])
+    run.table = np.fromiter(_calls(files.pop(chosen), run), CALL)
+    if not run.ranks:
+        raise NoTrace(f"no trace in {folder} can be read: {'; '.join(run.warnings)}")
+    _warn(run)
+    if files:
+        others = join_first(sorted(files, reverse=True), MAX_LISTED)
+        run.warnings.append(
+            f"the folder has other runs, to be seen with --run: {others}"
+        )
+    return run
 
 
-def _warnings_of(ranks: dict[int, RankTrace], others: list[str]) -> Iterator[str]:
-    number = max(trace.ranks for trace in ranks.values())
-    missing = [rank for rank in range(number) if rank not in ranks]
+def _warn(run: Run) -> None:
+    """Add to the run's warnings which ranks are missing or damaged."""
+    number = max(trace.ranks for trace in run.ranks.values())
+    missing = [rank for rank in range(number) if rank not in run.ranks]
     if missing:
-        listed = join_first(missing, MAX_LISTED_RANKS)
-        yield f"no file of {len(missing)} of {number} ranks: {listed}"
-    for trace in ranks.values():
+        listed = join_first(missing, MAX_LISTED)
+        run.warnings.append(f"no file of {len(missing)} of {number} ranks: {listed}")
+    for trace in run.ranks.values():
         if trace.damaged:
             lines = format_count(trace.damaged, "line")
-            where = f"rank {trace.rank}: {lines} of {trace.path.name}"
-            yield f"{where} can't be read, as after a kill or on a full disk"
-    if others:
-        more = (
-            f" and {len(others) - MAX_LISTED_RUNS} more"
-            if len(others) > MAX_LISTED_RUNS
-            else ""
-        )
-        names = ", ".join(others[-MAX_LISTED_RUNS:])
-        yield f"the folder has other runs, to be seen with --run: {names}{more}"
+            why = "can't be read, as after a kill or on a full disk"
+            run.warnings.append(f"rank {trace.rank}: {lines} {why}")
 
 
-def _runs(folder: Path) -> list[dict[str, list[Path]]]:
-    """Return files by run; runs whose ranks came to be in one communicator are one."""
-    files: dict[str, list[Path]] = {}
+def _files(folder: Path) -> dict[str, list[Path]]:
+    """Return the files of each run, in the order of their ranks."""
+    files: dict[str, list[tuple[int, Path]]] = defaultdict(list)
     try:
-        for path in sorted(folder.iterdir()):
+        for path in folder.iterdir():
             name = FILE_NAME.fullmatch(path.name)
-            if name is not None and path.is_file():
-                files.setdefault(name["run"], []).append(path)
+            if name and path.is_file():
+                files[name["run"]].append((int(name["rank"]), path))
     except OSError as error:
         raise NoTrace(f"{folder} can't be read: {error.strerror}") from None
-    groups = {run: {run: paths} for run, paths in files.items()}
-    for run, paths in files.items():
-        for joined in {one for path in paths for one in _joined(path)}:
-            ours, theirs = groups[run], groups.get(joined)
-            if theirs is not None and theirs is not ours:
-                ours |= theirs
-                groups |= dict.fromkeys(theirs, ours)
-    return list({id(group): group for group in groups.values()}.values())
+    return {run: [path for _, path in sorted(each)] for run, each in files.items()}
 
 
-def _joined(path: Path) -> Iterator[str]:
-    """Return the runs of the communicators that a file names."""
-    for event in _events(path, f'"{COMMUNICATOR}"'):
-        with contextlib.suppress(*DAMAGE):
-            if event["name"] == COMMUNICATOR:
-                yield str(event["args"]["run"])
+def _events(path: Path) -> Iterator[Any]:
+    """Return the events of a file, one by one; None for a line that is none."""
+    with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            text = line.strip().rstrip(",")
+            if text not in ("", "[", "]"):
+                yield _parsed(text)
 
 
-def _events(path: Path, only: str = "") -> Iterator[Any]:
-    """Return the events of a file, one by one; None for a line that is none, or too long."""
+def _parsed(text: str) -> Any:
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            while line := file.readline(MAX_LINE_CHARACTERS):
-                text = line.strip().rstrip(",")
-                if len(line) == MAX_LINE_CHARACTERS and not line.endswith("\n"):
-                    while line and not line.endswith("\n"):
-                        line = file.readline(MAX_LINE_CHARACTERS)
-                    yield None
-                elif text not in ("", "[", "]") and only in text:
-                    try:
-                        yield json.loads(text)
-                    except (ValueError, RecursionError):
-                        yield None
-    except OSError:
-        return
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
-def _read_file(path: Path, names: dict[str, int]) -> RankTrace | str:
-    """Return the trace in a file, or why it is none."""
-    events = _events(path)
-    try:
-        trace = _parse_header(path, next(events, None))
-    except DAMAGE:
-        return f"{path.name} doesn't begin as a trace does"
-
-    def rows() -> Iterator[tuple[int | float, ...]]:
+def _calls(paths: Sequence[Path], run: Run) -> Iterator[tuple[float, ...]]:
+    """Return the calls in files as rows of ``CALL``; the run gets all else that they hold."""
+    names: dict[str, int] = {}
+    for path in paths:
+        events = _events(path)
+        try:
+            trace = _header(next(events, None))
+        except DAMAGE:
+            run.warnings.append(f"{path.name} doesn't begin as a trace does")
+            continue
+        run.ranks[trace.rank] = trace
         for event in events:
             try:
-                if row := _take(trace, event, names):
-                    yield row
+                if event["ph"] == "X":
+                    yield _call(trace.rank, event, names)
+                else:
+                    _take(trace, event)
             except DAMAGE:
                 trace.damaged += 1
+    run.names[:] = names
 
-    trace.rows = np.fromiter(rows(), CALL)
+
+def _header(event: Any) -> RankTrace:
+    args = event["args"]
+    trace = RankTrace(
+        rank=_integer(args["rank"]),
+        ranks=_integer(args["ranks"]),
+        host=str(args["host"]),
+        began=_finite(args["began"]),
+        clock=str(args["clock"]),
+        zero=_finite(args["zero"]),
+    )
+    if event["name"] != FILE or args["schema"] != SCHEMA:
+        raise ValueError(event)
     return trace
 
 
-def _parse_header(path: Path, event: Any) -> RankTrace:
+def _call(rank: int, event: Any, names: dict[str, int]) -> tuple[float, ...]:
+    """Return a call as a row of ``CALL``; new names are added to those that are known."""
     args = event["args"]
-    rank, ranks = int(args["rank"]), int(args["ranks"])
-    if (
-        event["name"] != FILE
-        or args["schema"] != SCHEMA
-        or not 0 <= rank < ranks <= MAX_RANKS
-    ):
-        raise ValueError(event)
-    host, clock = str(args["host"]), str(args["clock"])
-    return RankTrace(
-        path, rank, ranks, host, _finite(args["began"]), clock, _finite(args["zero"])
+    start = _finite(event["ts"])
+    error = NONE
+    if args.get("error") is not None:
+        error = names.setdefault(str(args["error"]), len(names))
+    return (
+        rank,
+        names.setdefault(str(event["name"]), len(names)),
+        names.setdefault(str(args["communicator"]), len(names)),
+        error,
+        NONE,
+        start,
+        start + max(0.0, _finite(event["dur"])),
+        0.0,
+        _integer(args["bytes"]),
+        _integer(args.get("sequence")),
+        _integer(args.get("root", args.get("peer"))),
+        _integer(args.get("tag")),
+        _integer(event["tid"]),
     )
 
 
-def _take(
-    trace: RankTrace, event: Any, names: dict[str, int]
-) -> tuple[int | float, ...] | None:
-    """Add an event to the trace, or return it as a row of ``CALL`` if it is a call."""
+def _take(trace: RankTrace, event: Any) -> None:
+    """Add an event that is no call to the trace."""
     args = event["args"]
-    if event["ph"] == "X":
-        start = _finite(event["ts"])
-        end = start + max(0.0, _finite(event["dur"]))
-        peer = args.get("root", args.get("peer"))
-        found = args["bytes"], args.get("sequence"), peer, args.get("tag"), event["tid"]
-        numbers = [_integer(one) for one in found]
-        error = args.get("error")
-        texts = (
-            str(event["name"]),
-            str(args["communicator"]),
-            None if error is None else str(error),
-        )
-        named = (
-            NONE if text is None else names.setdefault(text, len(names))
-            for text in texts
-        )
-        return (trace.rank, *named, NONE, start, end, 0.0, *numbers)
     if event["name"] == COMMUNICATOR:
-        trace.members[str(args["communicator"])] = [
-            _integer(rank) for rank in args["ranks"]
-        ]
+        ranks = [_integer(rank) for rank in args["ranks"]]
+        trace.members[str(args["communicator"])] = ranks
     elif event["name"] == CLOCK:
         comparison = (
             _finite(args["at"]),
@@ -217,11 +189,12 @@ def _take(
         trace.clocks.setdefault(str(args["communicator"]), []).append(comparison)
     else:
         trace.other.append(to_json(event))
-    return None
 
 
 def _integer(value: Any) -> int:
-    number = NONE if value is None else int(value)
+    if value is None:
+        return NONE
+    number = int(value)
     if abs(number) > MAX_INTEGER:
         raise OverflowError(number)
     return number

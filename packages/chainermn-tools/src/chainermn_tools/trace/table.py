@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-# Rows that are taken out of a table at a time.
-ROWS_AT_ONCE = 1 << 15
 # A call of a rank as a row of a table: some 100 bytes each; a long job writes millions.
 # Names are numbers, their places in the run's list of names. Times are in microseconds,
 # of the rank's own clock until they are aligned.
@@ -34,22 +30,8 @@ CALL = np.dtype(
         ("thread", "i8"),  # of the rank
     ]
 )
-NAMED = ("operation", "communicator", "error")
 # Stands for a missing number of a call.
 NONE = -(1 << 31)
-
-
-def each_call(rows: np.ndarray, names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Return the rows of a table, shape (n,), dtype ``CALL``, one by one, with names and None."""
-    for at in range(0, len(rows), ROWS_AT_ONCE):
-        for row in rows[at : at + ROWS_AT_ONCE].tolist():
-            call: dict[str, Any] = dict(zip(CALL.names or (), row, strict=True))
-            for name, value in call.items():
-                if value == NONE:
-                    call[name] = None
-                elif name in NAMED:
-                    call[name] = names[value]
-            yield call
 
 
 def to_json(event: dict[str, Any]) -> str:
@@ -61,7 +43,6 @@ def to_json(event: dict[str, Any]) -> str:
 class RankTrace:
     """The file of one rank."""
 
-    path: Path
     rank: int  # in MPI.COMM_WORLD
     ranks: int  # their number there
     host: str
@@ -73,13 +54,21 @@ class RankTrace:
     # Of each communicator: microseconds of this clock, what is to be added to it to
     # have the clock of the communicator's rank 0, and how long the question took.
     clocks: dict[str, list[tuple[float, float, float]]] = field(default_factory=dict)
-    # Its calls in the order in which they ended, shape (n,), dtype `CALL`; a part of
-    # the run's table.
-    rows: np.ndarray = field(default_factory=lambda: np.empty(0, CALL))
     # Events that are shown as they are, such as names of threads; JSON, since dicts
     # take four times the memory.
     other: list[str] = field(default_factory=list)
     damaged: int = 0  # lines that couldn't be read
+
+
+class Collective(NamedTuple):
+    """A collective call of several ranks, all of which are known."""
+
+    at_seconds: float  # when the last rank came
+    operation: str
+    communicator: str
+    number: int
+    rank: int  # that came last
+    others_waited_seconds: float  # in sum
 
 
 @dataclass
@@ -88,6 +77,18 @@ class Run:
 
     name: str
     ranks: dict[int, RankTrace]  # by number; not all need be there
-    table: np.ndarray  # all ranks' calls, rank by rank, shape (n,), dtype `CALL`
+    # All ranks' calls, rank by rank, in the order in which they ended, shape (n,), dtype
+    # `CALL`.
+    table: np.ndarray
     names: list[str]  # of operations, communicators and errors
     warnings: list[str]  # what readers of the result should know
+
+    def calls_of(self, rank: int) -> np.ndarray:
+        """Return a copy of a rank's part of the table."""
+        calls: np.ndarray = self.table[self.table["rank"] == rank]
+        return calls
+
+    @property
+    def length(self) -> float:
+        """Microseconds from the first call's start, 0 in aligned times, to the last one's end."""
+        return float(self.table["end"].max(initial=0.0))

@@ -37,11 +37,8 @@ def title(summary: dict[str, Any]) -> str:
     ranks = format_count(len(summary["ranks"]), "rank")
     hosts = format_count(len(summary["hosts"]), "host")
     calls = format_count(summary["calls"], "call")
-    error = summary["clock_error_seconds"]
-    clocks = (
-        f"clocks agree to within {format_duration(error)}"
-        if error
-        else "all share a clock"
-    )
     length = format_duration(summary["seconds"])
+    clocks = "all share a clock"
+    if error := summary["clock_error_seconds"]:
+        clocks = f"clocks agree to within {format_duration(error)}"
     return f"Run {summary['run']}: {ranks} on {hosts}, {calls} in {length}; {clocks}"

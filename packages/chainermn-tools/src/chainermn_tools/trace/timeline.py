@@ -11,81 +11,79 @@ from chainermn_tools.trace.table import Run
 
 # A screen shows a thousand columns and some dozens of rows; what is finer shows when it
 # is zoomed.
-MOST_RANKS, MOST_BINS, MOST_CELLS = 64, 8192, 1 << 19
+MOST_RANKS = 64
+MOST_BINS = 8192
+MOST_CELLS = 1 << 19
 # Of all ranks, the longest; shorter ones are seen in the bins.
 MOST_CALLS = 20_000
 FULL = 255  # what stands for a bin that is all waiting, or all in calls
 
 
 def time_lines(run: Run, summary: dict[str, Any]) -> dict[str, Any]:
-    """Return what shows the ranks' time lines, for JSON; times in microseconds.
+    """Return what shows ranks' time lines, for JSON; times in microseconds.
 
-    Args:
-        run: its times are aligned, and its calls matched.
-        summary: what `summarize` returned of it; calls around its longest waits are
-            shown, too.
+    The run's times are aligned, and its calls matched. The ranks are the first of its
+    summary.
     """
-    rows = sorted(summary["ranks"][:MOST_RANKS], key=lambda one: int(one["rank"]))
-    length = float(run.table["end"].max(initial=0.0)) or 1.0
-    bins = min(MOST_BINS, MOST_CELLS // len(rows))
+    ranks = sorted(row["rank"] for row in summary["ranks"][:MOST_RANKS])
+    length = run.length or 1.0
+    bins = min(MOST_BINS, MOST_CELLS // len(ranks))
     edges = np.linspace(0, length, bins + 1)
     lines = []
-    for row in rows:
-        parts = shares(run.ranks[row["rank"]].rows, edges)
-        levels = (np.rint(FULL * part).astype(np.uint8).tobytes() for part in parts)
-        waiting, inside = (base64.b64encode(level).decode() for level in levels)
+    for rank in ranks:
+        calls = run.calls_of(rank)
+        inside = _covered(calls["start"], calls["end"], edges)
+        waiting = _covered(calls["start"], calls["start"] + calls["waited"], edges)
         line = {
-            "rank": row["rank"],
-            "host": row["host"],
-            "waiting": waiting,
-            "inside": inside,
+            "rank": rank,
+            "host": run.ranks[rank].host,
+            "waiting": _encoded(np.minimum(waiting, inside)),
+            "inside": _encoded(inside),
         }
         lines.append(line)
-    calls = _calls(run, [row["rank"] for row in rows], summary)
-    ranks = f"{len(rows)} of {len(run.ranks)} ranks"
-    shown = f"Shown: {ranks}; singly, {len(calls['calls']['row'])} of {len(run.table)} calls."
-    return {"length": length, "lines": lines, "shown": shown, **calls}
-
-
-def _calls(run: Run, ranks: list[int], summary: dict[str, Any]) -> dict[str, Any]:
-    """Return the calls to show, column by column, and whether these are all calls of the ranks."""
-    table = run.table[np.isin(run.table["rank"], ranks)]
-    chosen = np.argsort(table["start"] - table["end"], kind="stable")[:MOST_CALLS]
-    for wait in summary["longest_waits"]:
-        same = table["sequence"] == wait["number"]
-        same &= table["communicator"] == run.names.index(wait["communicator"])
-        chosen = np.append(chosen, np.flatnonzero(same))
-    calls = table[np.unique(chosen)]
-    used, operation = np.unique(calls["operation"], return_inverse=True)
-    times = {
-        name: np.round(calls[name], 1).tolist() for name in ("start", "end", "waited")
-    }
+    calls = _longest_calls(run, ranks)
+    shown = f"Shown: {len(ranks)} of {len(run.ranks)} ranks"
     return {
-        "complete": len(calls) == len(table),
-        "names": [run.names[number] for number in used.tolist()],
+        "length": length,
+        "lines": lines,
+        "shown": f"{shown}; singly, {len(calls)} of {len(run.table)} calls.",
+        "complete": len(calls) < MOST_CALLS,
+        "names": run.names,
         "calls": {
             "row": np.searchsorted(ranks, calls["rank"]).tolist(),
-            "name": operation.tolist(),
+            "name": calls["operation"].tolist(),
             "late": calls["late"].tolist(),  # negative where nobody was waited for
-            **times,
+            "start": np.round(calls["start"], 1).tolist(),
+            "end": np.round(calls["end"], 1).tolist(),
+            "waited": np.round(calls["waited"], 1).tolist(),
         },
     }
 
 
-def shares(calls: np.ndarray, edges: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the shares of each bin that a rank waited, and that it was in calls; from 0 to 1."""
-    start, end = calls["start"], calls["end"]
-    inside = np.clip(_covered(start, end, edges), 0, 1)  # calls of several threads
-    return np.clip(_covered(start, start + calls["waited"], edges), 0, inside), inside
+def _encoded(share: np.ndarray) -> str:
+    """Return the shares of bins, from 0 to 1, as the bytes that the page's script reads."""
+    levels = np.rint(FULL * np.clip(share, 0, 1)).astype(np.uint8)
+    return base64.b64encode(levels.tobytes()).decode()
+
+
+def _longest_calls(run: Run, ranks: list[int]) -> np.ndarray:
+    """Return as many of the ranks' calls as are shown singly, in the table's order."""
+    table = run.table[np.isin(run.table["rank"], ranks)]
+    longest = np.argsort(table["start"] - table["end"], kind="stable")
+    calls: np.ndarray = table[np.sort(longest[:MOST_CALLS])]
+    return calls
 
 
 def _covered(starts: np.ndarray, ends: np.ndarray, edges: np.ndarray) -> np.ndarray:
     """Return how much of each bin the spans cover."""
-    until = np.zeros(len(edges))  # time covered before each edge
-    for moments, sign in ((np.sort(starts), 1), (np.sort(ends), -1)):
-        counts = np.searchsorted(moments, edges)
-        sums = np.concatenate(([0.0], np.cumsum(moments)))
-        # The time since all moments before it.
-        until += sign * (counts * edges - sums[counts])
-    covered: np.ndarray = np.diff(until) / np.diff(edges)
-    return covered
+    covered: np.ndarray = np.diff(_since(starts, edges) - _since(ends, edges))
+    return covered / np.diff(edges)
+
+
+def _since(moments: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """Return the time since all moments before each edge, in sum."""
+    moments = np.sort(moments)
+    counts = np.searchsorted(moments, edges)
+    sums = np.concatenate(([0.0], np.cumsum(moments)))
+    since: np.ndarray = counts * edges - sums[counts]
+    return since
