@@ -4,10 +4,9 @@ import re
 import subprocess
 from importlib import metadata
 
-import click
 import pytest
 
-from chainermn_tools.cli import COMMANDS, commands
+from chainermn_tools.cli import COMMANDS
 from tests.support.jobs.commands import (
     BIN,
     SECONDS,
@@ -18,18 +17,6 @@ from tests.support.jobs.commands import (
     start,
 )
 from tests.support.jobs.scripts import ROOT
-from tests.support.plugins.pairwise import tiered
-
-
-def test_every_command_of_the_table_is_there_with_help():
-    context = click.Context(commands)
-    assert set(COMMANDS) >= {"env", "explain", "launch"}
-    for name in COMMANDS:
-        command = commands.get_command(context, name)
-        assert command is not None
-        assert command.name == name
-        assert command.get_short_help_str()
-    assert commands.get_command(context, "nonsense") is None
 
 
 def test_the_module_and_the_program_that_is_installed_are_the_command():
@@ -47,28 +34,16 @@ def test_an_unknown_command_is_a_usage_error():
     assert "nonsense" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("argument", "unbuffered"),
-    tiered(
-        [("--help", ""), ("explain", "1")],
-        ("--help", "explain", "--version"),
-        ("", "1"),
-    ),
-)
-def test_a_full_disk_is_said_without_a_traceback(argument, unbuffered):
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_is_said_without_a_traceback(unbuffered):
     variables = environment(PYTHONUNBUFFERED=unbuffered)
     with open("/dev/full", "w") as full:
-        command = start(argument, stdout=full, stderr=subprocess.PIPE, env=variables)
+        command = start("--help", stdout=full, stderr=subprocess.PIPE, env=variables)
     said = command.communicate(timeout=SECONDS)[1]
     assert command.returncode == 74
     assert (
         said == "chainermn: the output could not be written: No space left on device\n"
     )
-
-
-def test_a_full_disk_for_errors_too_changes_no_more_than_the_status():
-    with open("/dev/full", "w") as full:
-        assert start("nonsense", stdout=full, stderr=full).wait(SECONDS) not in (0, 120)
 
 
 def test_a_reader_that_leaves_is_no_error():
@@ -78,11 +53,24 @@ def test_a_reader_that_leaves_is_no_error():
     assert command.communicate(timeout=SECONDS)[1] == ""
 
 
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        ("nan", "nan is no number of seconds from 10 to 86400"),
+        ("5", "5 is no number of seconds"),
+        ("soon", "'soon' is no number of seconds"),
+    ],
+)
+def test_what_is_no_time_is_named(seconds, said):
+    done = invoke("doctor", "--timeout", seconds)
+    assert done.exit_code == 2
+    assert said in " ".join(done.output.split())
+
+
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_help_of_every_command_has_an_example_and_names_the_manual(name):
+def test_the_help_of_every_command_has_an_example(name):
     done = invoke(name, "--help")
     assert re.search(rf"^ {{6}}.*\bchainermn {name}\b", done.output, re.M), done.output
-    assert "docs of ChainerMN's repository" in " ".join(done.output.split())
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

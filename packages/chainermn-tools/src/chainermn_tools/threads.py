@@ -27,20 +27,20 @@ def available_cores() -> dict[str, Any]:
     without one) and ``usable``, a whole number of at least 1, and in Slurm no more than
     its job's.
     """
-    _, quota = tightest_cgroup() or ("", None)
     affinity = len(os.sched_getaffinity(0))
+    least: float = affinity
+    quota = None
+    if (tightest := tightest_cgroup()) is not None:
+        quota = tightest[1]
+        least = min(least, quota)
     granted = os.environ.get("SLURM_CPUS_ON_NODE", "")
-    limits = (
-        affinity,
-        quota or affinity,
-        int(granted) if granted.isdigit() else affinity,
-    )
-    usable = max(1, int(min(limits)))
+    if granted.isdigit():
+        least = min(least, int(granted))
     return {
         "machine": os.cpu_count(),
         "affinity": affinity,
         "cgroup": quota,
-        "usable": usable,
+        "usable": max(1, int(least)),
     }
 
 
@@ -56,9 +56,10 @@ def threads_per_rank(ranks: int) -> int | None:
 
 def divide_cores() -> None:
     """Set OMP_NUM_THREADS to this rank's share of cores, unless the user chose or it is unknown."""
-    ranks = int(
-        next(filter(str.isdigit, (os.environ.get(name, "") for name in LOCAL_SIZES)), 0)
-    )
+    ranks = 0
+    for name in LOCAL_SIZES:
+        if not ranks and os.environ.get(name, "").isdigit():
+            ranks = int(os.environ[name])
     with suppress(KeyError, IndexError, ValueError):  # else srun may have started it
         counts = expand_counts(os.environ["SLURM_STEP_TASKS_PER_NODE"])
         ranks = ranks or counts[int(os.environ["SLURM_NODEID"])]

@@ -48,7 +48,7 @@ STATUSES = {"ok": 0, "failed": 1, "warning": 3}
 @click.option(
     "--timeout",
     type=options.Seconds(10, 86400),
-    default=120.0,
+    default=120,
     show_default=True,
     metavar="S",
     help="Seconds after which the doctor ends, whatever hangs.",

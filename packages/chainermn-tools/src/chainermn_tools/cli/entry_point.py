@@ -7,6 +7,7 @@ import errno
 import os
 import sys
 from importlib import import_module
+from typing import Any
 
 import click
 
@@ -23,7 +24,6 @@ COMMANDS = (
     "top",
     "trace",
 )
-MANUAL = "The manual is in the folder docs of ChainerMN's repository; `make docs` builds its pages."
 # When what was to be printed could not be: sysexits.h calls it EX_IOERR.
 NOT_WRITTEN = 74
 # What writing to a pipe, a terminal or a full disk fails with.
@@ -39,18 +39,12 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(
-            import_module(f"{__package__}.{cmd_name}"), cmd_name
-        )
-        command.epilog = MANUAL
+        module = import_module(f"{__package__}.{cmd_name}")
+        command: click.Command = getattr(module, cmd_name)
         return command
 
 
-@click.group(
-    cls=Commands,
-    epilog=MANUAL,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="chainermn-tools", message="%(package)s %(version)s")
 def commands() -> None:
     """Tools for distributed training with ChainerMN."""
@@ -58,31 +52,28 @@ def commands() -> None:
 
 def main() -> None:
     """Run the command line, and exit with its status."""
-    status: object = 1
-    failure: OSError | None = None
     try:
-        commands(prog_name="chainermn")
-    except SystemExit as end:
-        status = end.code
+        status = _run()
+        sys.stdout.flush()
     except OSError as error:
         if error.filename is not None or error.errno not in WRITING_FAILED:
             raise
-        failure = error
+        status = NOT_WRITTEN
+        # `chainermn env | head` is nobody's mistake.
+        if not isinstance(error, BrokenPipeError):
+            with contextlib.suppress(OSError):  # nobody may read that, either
+                text = f"the output could not be written: {error.strerror}"
+                print(f"chainermn: {text}", file=sys.stderr, flush=True)
+        # The interpreter's last flush goes nowhere, since it would fail and say so.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+    sys.exit(status)
+
+
+def _run() -> Any:
+    """Run the command line; return the status with which it exits."""
     try:
-        sys.stdout.flush()
-    except OSError as error:
-        failure = failure or error
-    if failure is None:
-        sys.exit(status)  # type: ignore[arg-type]
-    # `chainermn env | head` is nobody's mistake.
-    if not isinstance(failure, BrokenPipeError):
-        with contextlib.suppress(OSError):  # nobody may read that, either
-            sys.stderr.write(
-                f"chainermn: the output could not be written: {failure.strerror}\n"
-            )
-            sys.stderr.flush()
-    # The interpreter's last flush goes nowhere, since it would fail and say so.
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        os.dup2(nowhere, stream)
-    sys.exit(NOT_WRITTEN)
+        commands(prog_name="chainermn")
+    except SystemExit as end:
+        return end.code

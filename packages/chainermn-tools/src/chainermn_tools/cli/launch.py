@@ -47,7 +47,7 @@ LIBRARY_SECONDS = 30.0  # for MPI to load and say what it is
 )
 @click.option(
     "--grace",
-    type=options.Seconds(0, min_open=True),
+    type=options.Seconds(),
     default=GRACE_SECONDS,
     envvar=GRACE_VARIABLE,
     show_default=True,
@@ -60,7 +60,7 @@ LIBRARY_SECONDS = 30.0  # for MPI to load and say what it is
 )
 @click.option(
     "--timeout",
-    type=options.Seconds(0, min_open=True),
+    type=options.Seconds(),
     metavar="SECONDS",
     help="End a job that takes longer, with status 124.",
 )

@@ -12,13 +12,26 @@ import click
 from chainermn_tools import jobs
 
 
-class Seconds(click.FloatRange):
-    """A number of seconds; NaN, which is within any range, no time ever comes to."""
+class Seconds(click.ParamType):  # type: ignore[type-arg]  # of old clicks it has none
+    """A number of seconds, more than zero."""
 
-    def convert(self, value: Any, *where: Any) -> Any:
-        if math.isnan(found := super().convert(value, *where)):
-            self.fail("nan is no number of seconds", *where)
-        return found
+    name = "seconds"
+
+    def __init__(self, least: float = 0.0, most: float = math.inf) -> None:
+        self.least = least
+        self.most = most
+
+    def convert(self, value: Any, *where: Any) -> float:
+        try:
+            seconds = float(value)
+        except ValueError:
+            self.fail(f"{value!r} is no number of seconds", *where)
+        if not self.least <= seconds <= self.most or seconds == 0:  # nor is NaN
+            allowed = f"from {self.least:g} to {self.most:g}"
+            if self.most == math.inf:
+                allowed = "above 0"
+            self.fail(f"{value} is no number of seconds {allowed}", *where)
+        return seconds
 
 
 def named_hosts(
