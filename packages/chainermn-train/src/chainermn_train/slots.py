@@ -195,9 +195,9 @@ def broadcast_slots(
 ) -> None:
     """Give rank 0's values to all ranks, which have each other's facts (collective).
 
-    Numbers are taken from rank 0's facts; arrays are broadcast. If rank 0 has no value,
-    the first rank that has one gives it: a link learns the shapes of its parameters and
-    statistics from its first examples, and rank 0 may have had none.
+    Numbers are taken from rank 0's facts; what has arrays is broadcast. If rank 0 has no
+    value, the first rank that has one gives it: a link learns the shapes of its
+    parameters and statistics from its first examples, and rank 0 may have had none.
 
     Raises:
         RankMismatchError: ranks have parameters of different names.
@@ -213,11 +213,13 @@ def broadcast_slots(
         here = {slot.name: slot for slot in slots_of(optimizer)}
 
         def give(name: str) -> None:
-            root, fact = _first_with(name, rows)
-            value = None
-            if rank == root:
-                value = here[name].get()
-            value = _broadcast(communicator, fact, value, root)
+            root, value = _first_with(name, rows)
+            leaves: list[Any] = []
+            map_leaves(leaves.append, value)
+            if any(isinstance(leaf, ArrayForm) for leaf in leaves):
+                if rank == root:
+                    value = map_leaves(to_host, here[name].get())
+                value = communicator.bcast_obj(value, root=root)
             if rank != root and name in here and value is not None:
                 here[name].set(value)
 
@@ -228,19 +230,6 @@ def broadcast_slots(
         for name in rows[0]:
             if not name.startswith(VALUE):
                 give(name)
-
-
-def _broadcast(communicator: CommunicatorBase, fact: Any, value: Any, root: int) -> Any:
-    """Return the root's value on all ranks (collective)."""
-    if isinstance(fact, ArrayForm):
-        return communicator.bcast(value, root=root)
-    if not isinstance(fact, dict):
-        return fact
-    received = {}
-    for key, inner in fact.items():
-        own = None if value is None else value[key]
-        received[key] = _broadcast(communicator, inner, own, root)
-    return received
 
 
 def _first_with(name: str, rows: Sequence[Facts]) -> tuple[int, Any]:
