@@ -119,15 +119,17 @@ class ThroughputReport(training.Extension):
 
         views = allgather_checked(self.comm, "ThroughputReport", since_last_call)
         examples, ranks = zip(*views, strict=True)
-        if not all(rank.steps and rank.sampled for rank in ranks):
+        if not all(rank.sampled for rank in ranks):
             return
         summary, line = _report(sum(examples), ranks)
         prefix = self.name or self.default_name
         chainer.report({f"{prefix}/{key}": value for key, value in summary.items()})
         if self.comm.rank == 0:
             updater = trainer.updater
-            print(f"epoch {updater.epoch}, iteration {updater.iteration}:", end=" ")
-            print(line, flush=True)
+            print(
+                f"epoch {updater.epoch}, iteration {updater.iteration}: {line}",
+                flush=True,
+            )
 
 
 def _wait_for_kernels() -> None:
@@ -144,19 +146,20 @@ def _report(
 
     waiting = total("waiting") / total("sampled")
     wire = total("communication") / total("sampled")
-    longest = max(rank.computing for rank in ranks)
+    computing = [rank.computing for rank in ranks]
+    longest = max(computing)
     summary = {
         "examples_per_second": examples / max(rank.seconds for rank in ranks),
         "seconds_per_step": total("seconds") / total("steps"),
         "computing": 1 - waiting - wire,
         "waiting": waiting,
         "wire": wire,
-        "slowest_rank": [rank.computing for rank in ranks].index(longest),
+        "slowest_rank": computing.index(longest),
     }
     line = _LINE.format(
         ranks=len(ranks),
         milliseconds=1000 * summary["seconds_per_step"],
-        ratio=longest * len(ranks) / total("computing"),
+        ratio=longest * len(ranks) / sum(computing),
         **summary,
     )
     return summary, line
