@@ -84,7 +84,7 @@ CASES = {
     "first byte": (lambda folder: flip(folder / "run.1.30", 0), 20, "run.1.30 is dam"),
     "middle": (lambda folder: flip(folder / "run.0.30", 0.5), 20, "run.0.30 is damag"),
     "a folder": (lambda folder: make_a_folder(folder / "run.1.30"), 20, "run.1.30"),
-    "lost": (lambda folder: lose(folder, 30), 20, "those of ranks 1 are missing; "),
+    "lost": (lambda folder: lose(folder, 30), 20, r"those of ranks \[1\] are missing;"),
     "twice": (lambda folder: lose(folder, 30, 20), 10, r"30 is .*20 is .* from 10"),
     "renamed": (call_later, 20, r"run.1.300 is what rank 1 wrote at iteration 30 of"),
     "pickled": (

@@ -230,10 +230,11 @@ class CheckpointFolder:
             files.setdefault(rank, received)
         shared = merge(files.values())
         size = received.size
-        missing = [f"{rank}" for rank in range(size) if rank not in files]
+        missing = set(range(size)).difference(files)
         if missing:
-            some = ", ".join(missing)
-            raise _IncompleteError(f"of {size} files those of ranks {some} are missing")
+            raise _IncompleteError(
+                f"of {size} files those of ranks {sorted(missing)} are missing"
+            )
         states = [{**shared, **files[rank].own} for rank in range(size)]
         return Checkpoint(number, states, wanted[comm.rank])
 

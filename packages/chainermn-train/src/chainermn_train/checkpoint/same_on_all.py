@@ -44,6 +44,7 @@ def divide(
     when the names were found.
     """
     own = dict(state)
-    everyones = {name: own.pop(name) for name in alike if name in own}
+    for name in alike:
+        own.pop(name, None)
     turns = alike[comm.rank :: comm.size]
-    return {name: everyones[name] for name in turns if name in everyones}, own
+    return {name: state[name] for name in turns if name in state}, own

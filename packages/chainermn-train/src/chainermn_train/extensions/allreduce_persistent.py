@@ -73,8 +73,8 @@ class AllreducePersistent(training.Extension):
             wide = np.result_type(np.float32, dtype)
             mean = self.comm.multi_node_mean(np.asarray(value, wide))
             holders = sum(view[name] is not None for view in views)
-            if holders < self.comm.size:  # ranks without a value gave zeros
-                mean = mean * (self.comm.size / holders)
+            # Ranks without a value gave zeros.
+            mean = mean * (self.comm.size / holders)
             _set_mean(slots[name], mean.astype(dtype))
 
 

@@ -153,8 +153,7 @@ class GenericMultiNodeEvaluator(Evaluator):
     def _aggregate_at_root(self) -> Any:
         with raise_together(self.comm.handshake, _OPERATION) as call:
             call.signature = (("root", self.root),)
-            own = self._results_here()
-            content = pickle.dumps(own, protocol=5)
+            content = pickle.dumps(self._results_here(), protocol=5)
         gathered = self.comm.gather_obj(content, root=self.root)
         with raise_together(self.comm.handshake, _OPERATION):
             if gathered is None:
