@@ -7,8 +7,6 @@ import subprocess
 import tracemalloc
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from rich.console import Console
 
 from chainermn_tools import explain
@@ -57,6 +55,7 @@ PASSED = (
 def test_a_rule_is_complete_and_comes_first_on_its_real_lines_however_they_were_passed(
     rule: ErrorRule,
 ):
+    assert len(KINDS) == len(RULES)  # names are unique
     assert rule.fix
     assert rule.meaning.endswith(".")
     for literal in rule.literals:
@@ -71,10 +70,6 @@ def test_a_rule_is_complete_and_comes_first_on_its_real_lines_however_they_were_
         assert explained(text)[0] == rule.name, passed
 
 
-def test_names_of_rules_are_unique():
-    assert len(KINDS) == len(RULES)
-
-
 @pytest.mark.parametrize(
     "page", ["README.md", "docs/gpu.md", "docs/decisions/abort.md"]
 )
@@ -82,15 +77,6 @@ def test_a_healthy_log_shows_nothing_and_prose_no_cause(page):
     assert explained(HEALTHY) == []
     names = explained((ROOT / page).read_text())
     assert [name for name in names if KINDS[name] is Kind.ROOT_CAUSE] == []
-
-
-@settings(max_examples=50)
-@given(st.binary(max_size=300), st.sampled_from(RULES), st.binary(max_size=300))
-def test_binary_around_a_message_is_harmless(before, rule, after):
-    text = b"log\n" + before + b"\n" + "\n".join(rule.examples).encode() + b"\n" + after
-    matches = explain.search(io.BytesIO(text)).matches
-    (mine,) = [match for match in matches if match.rule is rule]
-    assert mine.text.isprintable()
 
 
 def trace(error: str, tag: str = "") -> str:
@@ -212,12 +198,6 @@ def test_a_log_gives_this_verdict_and_these_known_errors(kind):
     if "Traceback" in log:
         assert verdict.traceback.startswith("Traceback")
         assert "noise" not in verdict.traceback
-
-
-def test_advice_names_the_host_of_the_log():
-    log = b"ssh: Could not resolve hostname far: Name or service not known\n"
-    (match,) = explain.search(io.BytesIO(log)).matches
-    assert "getent hosts far   # must print an address" in match.fix
 
 
 FAILS = """
