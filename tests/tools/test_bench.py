@@ -10,8 +10,6 @@ QUICK = ("bench", "--communicator", "flat", "--max-size", "1K")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--communicator", "flatt"], "'flatt' to measure; use naive, flat,"),
-        (["--communicator", "dummy"], "no communicator 'dummy'"),
         (["--max-size", "512"], "is not one of '1K', '16K'"),
         (["-n", "0"], "0 is not in the range"),
     ],

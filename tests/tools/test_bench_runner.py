@@ -82,5 +82,7 @@ def test_what_a_communicator_raises_is_told_and_the_others_go_on(world, spoil):
 
 
 def test_without_a_communicator_nothing_is_measured(world):
-    report = runner.measure(world, ["pure_nccl"], SIZES)
+    report = runner.measure(world, ["pure_nccl", "flatt"], SIZES)
     assert (report.times, report.correct) == ({}, False)
+    assert report.skipped[0] == "pure_nccl: it exchanges no arrays in host memory"
+    assert "flatt" in report.skipped[1]

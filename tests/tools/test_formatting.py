@@ -37,8 +37,8 @@ def test_values_are_told_as_people_do(written, expected):
         ("bytes", 2048, "2 KiB", "bytes"),
         ("share", 0.5, "50%", "share"),
         ("gb_per_second", 1.234, "1.23", "GB/s"),
-        ("examples_per_second", 12345.6, "12346", "examples per second"),
-        ("free_bytes", None, "-", "free bytes"),
+        ("examples_per_second", 12345.6, "12346", "examples/s"),
+        ("free_bytes", None, "-", "free"),
     ],
 )
 def test_values_of_records_are_shown_by_their_keys(key, value, shown, head):

@@ -87,7 +87,9 @@ def heading(key: str) -> str:
     """Return the key of a record as people read it; values name their units."""
     if key == "gb_per_second":
         return "GB/s"
-    return key.removesuffix("_seconds").replace("_", " ")
+    for unit in ("_seconds", "_bytes", "_share"):
+        key = key.removesuffix(unit)
+    return key.replace("_per_second", "/s").replace("_", " ")
 
 
 def print_line(text: str, console: Console, style: str = "") -> None:

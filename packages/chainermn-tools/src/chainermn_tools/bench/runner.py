@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from chainermn_comm import CommunicatorBase, create_communicator
+from chainermn_comm.config import NAMES
 from chainermn_tools.bench.operations import BASELINES, MEAN_GRAD, OPERATIONS, Operation
 from chainermn_tools.bench.timing import time_all
 from chainermn_tools.formatting import format_bytes, format_count
@@ -18,6 +19,8 @@ if TYPE_CHECKING:  # importing it starts MPI
     from mpi4py import MPI
 
 FLOAT_BYTES = 4
+# `dummy` moves nothing, and `pure_nccl` no arrays in host memory, as are those here.
+NOT_MEASURED = ("dummy", "pure_nccl")
 # For the rounds of each size.
 SECONDS = 3.0
 
@@ -51,7 +54,7 @@ class Report:
 
 
 def measure(world: MPI.Intracomm, names: Sequence[str], sizes: Sequence[int]) -> Report:
-    """Check and time communicators of these names, by bytes (collective over ``world``)."""
+    """Check and time communicators, all without names, by bytes (collective over ``world``)."""
     report = Report(where="", sizes=sizes)
     comms = _communicators(world, names, report)
     report.where = _where(world, comms)
@@ -84,7 +87,10 @@ def _communicators(
 ) -> dict[str, CommunicatorBase]:
     """Return the communicators that can be made here; the report gets why others can't."""
     comms: dict[str, CommunicatorBase] = {}
-    for name in names:
+    for name in names or NAMES:
+        if name in NOT_MEASURED:
+            report.skipped.append(f"{name}: it exchanges no arrays in host memory")
+            continue
         try:
             comms[name] = create_communicator(name, world)
         except ValueError as error:  # on all ranks

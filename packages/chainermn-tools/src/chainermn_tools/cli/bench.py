@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 
 import click
@@ -10,8 +11,6 @@ from rich.console import Console
 from chainermn_tools import jobs
 from chainermn_tools.cli import options
 
-# `dummy` moves nothing, and `pure_nccl` no arrays in host memory, as are those here.
-NOT_MEASURED = ("dummy", "pure_nccl")
 SIZES = {"1K": 1 << 10, "16K": 1 << 14, "256K": 1 << 18, "4M": 1 << 22, "64M": 1 << 26}
 # A job that takes so long hangs.
 LIMIT_SECONDS = 600.0
@@ -30,7 +29,7 @@ MOST_RANKS = 4
 )
 @click.option(
     "--communicator",
-    "wanted",
+    "names",
     multiple=True,
     metavar="NAME",
     help="One to measure; may be given several times. Without it, all.",
@@ -47,7 +46,7 @@ MOST_RANKS = 4
 def bench(
     ctx: click.Context,
     ranks: int | None,
-    wanted: tuple[str, ...],
+    names: tuple[str, ...],
     max_size: str,
     plot: str | None,
 ) -> None:
@@ -69,44 +68,29 @@ def bench(
     measured; 2 for a wrong command line; 124 after ten minutes; else that of the rank
     that failed.
     """
-    names = _names(wanted)
     if plot is not None and find_spec("matplotlib") is None:
         raise click.UsageError("--plot needs matplotlib: pip install matplotlib")
-    place = jobs.rank_from_env()
-    if place is None:
+    if jobs.rank_from_env() is None:
         ctx.exit(_start(ranks, names, max_size, plot))
     if ranks is not None:
         raise click.UsageError("-n: an MPI launcher has already started the ranks")
     sizes = [size for size in SIZES.values() if size <= SIZES[max_size]]
-    ctx.exit(_measure_here(place[1], names, sizes, plot))
+    ctx.exit(_measure_here(names, sizes, plot))
 
 
-def _names(wanted: tuple[str, ...]) -> list[str]:
-    from chainermn_comm.config import NAMES  # loads NumPy
-
-    known = [name for name in NAMES if name not in NOT_MEASURED]
-    for name in wanted:
-        if name not in known:
-            raise click.UsageError(
-                f"no communicator {name!r} to measure; use {', '.join(known)}"
-            )
-    if wanted:
-        return list(dict.fromkeys(wanted))
-    return known
-
-
-def _start(ranks: int | None, names: list[str], max_size: str, plot: str | None) -> int:
+def _start(
+    ranks: int | None, names: Sequence[str], max_size: str, plot: str | None
+) -> int:
     """Start ranks of this same command on this host; return the exit status."""
     from chainermn_tools.launch import run_script
 
     if ranks is None:
-        ranks = jobs.available_cores()["usable"]
-        ranks = max(FEWEST_RANKS, min(MOST_RANKS, ranks))
-    command = ["-m", "chainermn_tools", "bench", "--max-size", max_size]
-    for name in names:
-        command += ["--communicator", name]
+        cores = jobs.available_cores()["usable"]
+        ranks = max(FEWEST_RANKS, min(MOST_RANKS, cores))
+    command = ["-m", "chainermn_tools", "bench", f"--max-size={max_size}"]
+    command += [f"--communicator={name}" for name in names]
     if plot is not None:
-        command += ["--plot", plot]
+        command.append(f"--plot={plot}")
     try:
         launcher = jobs.find_mpiexec()
     except jobs.Unavailable as error:
@@ -119,27 +103,17 @@ def _start(ranks: int | None, names: list[str], max_size: str, plot: str | None)
     return result.status
 
 
-def _measure_here(
-    started: int | None, names: list[str], sizes: list[int], plot: str | None
-) -> int:
-    """Measure as one of ``started`` ranks, and print at rank 0; return the exit status."""
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        raise click.ClickException(f"MPI doesn't load: {error}") from None
-    world = MPI.COMM_WORLD
-    if started not in (None, world.size):
-        raise click.ClickException(
-            f"{started} processes were started and each is rank {world.rank} of "
-            f"{world.size}: this launcher is not that of mpi4py's MPI; see `chainermn env`"
-        )
+def _measure_here(names: Sequence[str], sizes: list[int], plot: str | None) -> int:
+    """Measure as one of the ranks, and print at rank 0; return the exit status."""
+    from mpi4py import MPI
+
     from chainermn_tools.bench import plot as picture
     from chainermn_tools.bench import runner, text
 
-    if world.rank == 0:
+    if MPI.COMM_WORLD.rank == 0:
         click.echo("chainermn bench: this takes up to a minute", err=True)
-    report = runner.measure(world, names, sizes)
-    if world.rank == 0:
+    report = runner.measure(MPI.COMM_WORLD, names, sizes)
+    if MPI.COMM_WORLD.rank == 0:
         # Open MPI gives each rank a terminal, wherever the output of mpiexec goes.
         text.render(report, Console(force_terminal=False, highlight=False))
         if plot is not None:

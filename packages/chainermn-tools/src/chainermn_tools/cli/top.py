@@ -11,10 +11,15 @@ from rich.console import Console
 
 from chainermn_tools import formatting
 
-RATES = ("steps_per_second", "examples_per_second")
-SHARES = ("waiting", "wire", "waited_for")
-COLUMNS = ("rank", "host", "steps/s", "examples/s", *SHARES, "memory", "does")
-SORT_KEYS = ("rank", *SHARES, *RATES, "memory_bytes")
+SORT_KEYS = (
+    "rank",
+    "waiting",
+    "wire",
+    "waited_for",
+    "steps_per_second",
+    "examples_per_second",
+    "memory_bytes",
+)
 
 
 @click.command()
@@ -57,8 +62,7 @@ def top(job: int | None, sort: str, as_json: bool) -> None:
 
 def _print(summary: dict[str, Any], console: Console) -> None:
     title = f"Job {summary['job']}: {summary['command']}"
-    rows = [_cells(rank) for rank in summary["ranks"]]
-    formatting.print_table(title, COLUMNS, rows, console, ("host", "does"))
+    formatting.print_records(title, list(map(_row, summary["ranks"])), console)
     for rank in summary["ranks"]:
         if rank["rank"] == summary["slowest"]:
             where = f"rank {rank['rank']} on {rank['host']}, process {rank['pid']}"
@@ -72,12 +76,17 @@ def _print(summary: dict[str, Any], console: Console) -> None:
         formatting.print_line(line, console, "bold")
 
 
-def _cells(rank: dict[str, Any]) -> list[str]:
+def _row(rank: dict[str, Any]) -> dict[str, Any]:
     from chainermn_tools import live
 
-    cells = [str(rank["rank"]), rank["host"]]
-    cells += [formatting.format_value(rate, rank[rate]) for rate in RATES]
-    cells += [formatting.format_value("share", rank[share]) for share in SHARES]
-    cells.append(formatting.format_value("bytes", rank["memory_bytes"]))
-    cells.append(live.in_words(rank))
-    return cells
+    return {
+        "rank": rank["rank"],
+        "host": rank["host"],
+        "steps_per_second": rank["steps_per_second"],
+        "examples_per_second": rank["examples_per_second"],
+        "waiting_share": rank["waiting"],
+        "wire_share": rank["wire"],
+        "waited_for_share": rank["waited_for"],
+        "memory_bytes": rank["memory_bytes"],
+        "does": live.in_words(rank),
+    }
