@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -23,26 +22,13 @@ from tests.support.watchdog.watched_ranks import (
 WAITS = "waiting 7 s in bcast for 1"
 
 
-def activities(*calls, **how):
-    graph = job_of(ranks(*calls, **how))
-    return [window.activity(graph, rank) for rank in graph.ranks.values()]
-
-
-def words(*calls, **how):
-    return [window.in_words(it) for it in activities(*calls, **how)]
-
-
 @pytest.mark.parametrize(
     ("calls", "states", "expected"),
     [
         (
             (inside(0), outside(1), inside(2)),
             {},
-            [
-                "waiting 7 s in bcast for 1",
-                "computing 7 s after bcast",
-                "waiting 7 s in bcast for 1",
-            ],
+            [WAITS, "computing 7 s after bcast", WAITS],
         ),
         ((inside(0), inside(1), inside(2)), {}, ["on the wire 7 s in bcast"] * 3),
         (
@@ -60,118 +46,107 @@ def words(*calls, **how):
     ],
 )
 def test_what_a_rank_does_is_in_words(calls, states, expected):
-    assert words(*calls, states=states) == expected
+    graph = job_of(ranks(*calls, states=states))
+    did = [window.activity(graph, rank) for rank in graph.ranks.values()]
+    assert [window.in_words(each) for each in did] == expected
 
 
-def readings(*moments):
-    """Readings a second apart, of all ranks' calls."""
-    return [
-        window.read(job_of(ranks(*calls)), float(at))
-        for at, calls in enumerate(moments)
-    ]
+def moment(*called: bool):
+    """The calls of ranks, of which these are inside their next `update`."""
+    calls = []
+    for rank, is_inside in enumerate(called):
+        make = outside
+        if is_inside:
+            make = inside
+        calls.append(make(rank, 4 + is_inside, operation="update"))
+    return job_of(ranks(*calls))
 
 
-def updating(rank, sequence, is_inside=False, **how):
-    return (inside if is_inside else outside)(rank, sequence, operation="update", **how)
+def summary(*graphs, sort="rank"):
+    """What is made of readings a second apart."""
+    readings = [window.read(graph, float(at)) for at, graph in enumerate(graphs)]
+    found = window.summary(readings, sort)
+    return found["slowest"], {row.pop("rank"): row for row in found["ranks"]}
+
+
+LATE = moment(True, False, True)  # rank 1 is waited for
+LATER = moment(True, True, False)  # rank 2 is
+TOGETHER = moment(True, True, True)
+APART = moment(False, False, False)
 
 
 def test_shares_are_counted_in_readings_and_the_slowest_is_waited_for_most():
-    late = tuple(updating(rank, 5 - (rank == 1), rank != 1) for rank in range(3))
-    later = tuple(updating(rank, 6 - (rank == 2), rank != 2) for rank in range(3))
-    together = tuple(updating(rank, 7, True) for rank in range(3))
-    apart = tuple(updating(rank, 7) for rank in range(3))
-    found = window.summary(readings(late, late, later, together, apart))
-    assert found["slowest"] == 1
-    assert [it["waiting"] for it in found["ranks"]] == [0.6, 0.2, 0.4]
-    assert [it["wire"] for it in found["ranks"]] == [0.2] * 3
-    assert [it["waited_for"] for it in found["ranks"]] == [0.0, 0.4, 0.2]
-    found = window.summary(readings(apart, apart))
-    assert found["slowest"] is None
+    slowest, found = summary(LATE, LATE, LATER, TOGETHER, APART)
+    assert slowest == 1
+    assert [row["waiting"] for row in found.values()] == [0.6, 0.2, 0.4]
+    assert [row["wire"] for row in found.values()] == [0.2] * 3
+    assert [row["waited_for"] for row in found.values()] == [0.0, 0.4, 0.2]
+    assert summary(APART, APART)[0] is None
 
 
 def test_of_those_that_are_waited_for_as_often_the_likelier_one_is_the_slowest():
     graph = job_of(ranks(inside(0), outside(1), outside(2), states={2: STOPPED}))
-    assert window.summary([window.read(graph, 0.0)])["slowest"] == 2
+    assert summary(graph)[0] == 2
 
 
-def counting(*counts):
-    """What a rank is seen to count a second, given its updates and examples in each reading."""
+@pytest.mark.parametrize(
+    ("counts", "steps", "examples"),
+    [
+        ([(7, 70), (15, 150), (27, 270)], 10.0, 100.0),
+        ([(7, 70), (27, 70)], 20.0, None),
+        ([(7, 70)], None, None),
+    ],
+)
+def test_steps_are_updates_a_second_and_examples_those_in_them(counts, steps, examples):
     (rank,) = ranks(outside(0, size=1))
-    moments = (job_of([replace(rank, updates=it[0], examples=it[1])]) for it in counts)
-    found = window.summary(
-        [window.read(graph, float(at)) for at, graph in enumerate(moments)]
-    )
-    return [found["ranks"][0][f"{what}_per_second"] for what in ("steps", "examples")]
+    graphs = [job_of([replace(rank, updates=u, examples=e)]) for u, e in counts]
+    row = summary(*graphs)[1][0]
+    assert (row["steps_per_second"], row["examples_per_second"]) == (steps, examples)
 
 
-def test_steps_are_updates_a_second_and_examples_those_in_them():
-    assert counting((7, 70), (15, 150), (27, 270)) == [10.0, 100.0]
-    assert counting((7, 70), (27, 70)) == [20.0, None]
-    assert counting((7, 70), (7, 70)) == [None, None]
-    assert counting((7, 70)) == [None, None]
+@pytest.mark.parametrize(
+    ("sort", "order"),
+    [
+        ("rank", [0, 1, 2]),
+        ("waited_for", [1, 0, 2]),
+        ("steps_per_second", [0, 1, 2]),
+    ],
+)
+def test_ranks_are_sorted_by_number_or_the_largest_first(sort, order):
+    assert [*summary(LATE, sort=sort)[1]] == order
 
 
-def test_ranks_are_sorted_by_number_or_the_largest_first():
-    late = tuple(updating(rank, 5 - (rank == 1), rank != 1) for rank in range(3))
-    found = readings(late)
-    assert [it["rank"] for it in window.summary(found)["ranks"]] == [0, 1, 2]
-    assert [it["rank"] for it in window.summary(found, "waited_for")["ranks"]] == [
-        1,
-        0,
-        2,
-    ]
-    assert [
-        it["rank"] for it in window.summary(found, "steps_per_second")["ranks"]
-    ] == [0, 1, 2]
+def test_memory_is_known_of_ranks_on_this_host():
+    (rank,) = ranks(outside(0))
+    assert summary(job_of([rank]))[1][0]["memory_bytes"] is None
+    rank = replace(rank, host=os.uname().nodename, pid=os.getpid())
+    assert summary(job_of([rank]))[1][0]["memory_bytes"] > 1 << 20
 
 
-def test_memory_is_known_of_ranks_on_this_host(monkeypatch):
-    graph = job_of(ranks(outside(0)))
-    (found,) = window.summary([window.read(graph, 0.0)])["ranks"]
-    assert (found["host"], found["memory_bytes"]) == ("here", None)
-    (rank,) = graph.ranks.values()
-    own = vars(rank) | {"host": os.uname().nodename, "pid": os.getpid()}
-    graph = job_of([type(rank)(**own)])
-    (found,) = window.summary([window.read(graph, 0.0)])["ranks"]
-    assert found["memory_bytes"] > 1 << 20
-
-
+@pytest.mark.parametrize(("cost", "pause", "times"), [(0.01, 0.5, 4), (2.5, 2.0, 1)])
 def test_readings_are_apart_by_what_they_cost_and_a_summary_comes_every_two_seconds(
-    monkeypatch,
+    monkeypatch, cost, pause, times
 ):
-    now, pauses = [0.0], []
+    """Where another host is silent an answer takes long."""
+    now = 0.0
+    pauses = []
 
     def ask(*_):
-        now[0] += 0.01
-        return job_of(ranks(updating(0, int(100 * now[0]))))
+        nonlocal now
+        now += cost
+        return APART
 
     def sleep(seconds):
-        pauses.append(round(seconds, 6))
-        now[0] += seconds
+        nonlocal now
+        pauses.append(seconds)
+        now += seconds
 
     monkeypatch.setattr(window, "ask", ask)
     monkeypatch.setattr(window.time, "sleep", sleep)
-    monkeypatch.setattr(window.time, "monotonic", lambda: now[0] + 1.0)
+    monkeypatch.setattr(window.time, "monotonic", lambda: now)
     made = window.summaries(window.LiveJob(7, "python train.py", [8]), "rank")
-    for summary in (next(made), next(made)):
-        assert (summary["job"], summary["command"]) == (7, "python train.py")
-    assert Counter(pauses) == {0.5: len(pauses)}
-    assert len(pauses) == 8
-
-
-def test_an_answer_that_takes_long_lets_nobody_wait_for_longer_than_a_summary(
-    monkeypatch,
-):
-    now, pauses = [0.0], []
-
-    def ask(*_):
-        now[0] += 2.5  # as where another host is silent
-        return job_of(ranks(updating(0, 1)))
-
-    monkeypatch.setattr(window, "ask", ask)
-    monkeypatch.setattr(window.time, "sleep", pauses.append)
-    monkeypatch.setattr(window.time, "monotonic", lambda: now[0] + 1.0)
-    made = window.summaries(window.LiveJob(7, "python train.py", [8]), "rank")
-    for _ in range(3):
-        next(made)
-    assert set(pauses) == {window.SUMMARY_SECONDS}
+    for _ in range(2):
+        found = next(made)
+        assert (found["job"], found["command"]) == (7, "python train.py")
+    assert pauses == pytest.approx([pause] * len(pauses))
+    assert len(pauses) == pytest.approx(2 * times, abs=1)

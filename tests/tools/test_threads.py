@@ -50,14 +50,10 @@ def test_a_rank_takes_its_share_unless_the_user_chose(monkeypatch, variables, ex
     assert (os.environ["OMP_NUM_THREADS"] or None) == expected
 
 
-def test_the_least_of_affinity_cgroup_and_what_slurm_gives_counts(monkeypatch):
+def test_the_least_of_affinity_and_what_slurm_gives_counts(monkeypatch):
     assert threads.available_cores()["usable"] == 8
     monkeypatch.setenv("SLURM_CPUS_ON_NODE", "4")
     assert threads.available_cores()["usable"] == 4
-    monkeypatch.setattr(threads, "tightest_cgroup", lambda: ("job", 2.9))
-    assert threads.available_cores()["usable"] == 2
-    monkeypatch.setattr(threads, "tightest_cgroup", lambda: ("job", 0.2))
-    assert threads.available_cores()["usable"] == 1
 
 
 def test_threads_divide_the_cores_unless_the_user_chose(monkeypatch):
@@ -72,32 +68,33 @@ def test_slurms_numbers_of_nodes():
         threads.expand_counts("2(x3),")
 
 
-def limit(monkeypatch, *where):
-    tightest = partial(_chainermn_limits.tightest_cgroup, *where)
-    monkeypatch.setattr(threads, "tightest_cgroup", tightest)
-
-
-def test_the_tightest_quota_of_nested_cgroups_counts(monkeypatch, tmp_path):
-    write(tmp_path / "job" / "cpu.max", "350000 100000\n")
-    write(tmp_path / "job" / "step" / "cpu.max", "max 100000\n")
-    limit(monkeypatch, "0::/job/step\n", tmp_path)
-    assert threads.available_cores()["cgroup"] == 3.5
-
-
-def test_version_1_of_cgroups_is_read(monkeypatch, tmp_path):
-    for folder, microseconds in (("cpu,cpuacct", -1), ("cpu,cpuacct/docker", 150000)):
-        write(tmp_path / folder / "cpu.cfs_quota_us", f"{microseconds}\n")
-        write(tmp_path / folder / "cpu.cfs_period_us", "100000\n")
-    limit(monkeypatch, "4:cpu,cpuacct:/docker\n0::/\n", tmp_path)
-    assert threads.available_cores()["cgroup"] == 1.5
-
-
-def test_a_quota_counts_as_the_lower_number_of_cores_and_as_one_at_least(
-    monkeypatch, tmp_path
+@pytest.mark.parametrize(
+    ("files", "membership", "cores"),
+    [
+        (
+            {"job/cpu.max": "350000 100000", "job/step/cpu.max": "max 100000"},
+            "0::/job/step",
+            (3.5, 3),
+        ),
+        (
+            {
+                "cpu,cpuacct/docker/cpu.cfs_quota_us": "150000",
+                "cpu,cpuacct/docker/cpu.cfs_period_us": "100000",
+            },
+            "4:cpu,cpuacct:/docker\n0::/",
+            (1.5, 1),
+        ),
+        ({"cpu.max": "20000 100000"}, "0::/", (0.2, 1)),
+    ],
+    ids=["nested", "version 1", "less than a core"],
+)
+def test_the_tightest_quota_of_cgroups_counts(
+    monkeypatch, tmp_path, files, membership, cores
 ):
-    """As the ranks count them when they limit the BLAS's threads."""
-    limit(monkeypatch, "0::/\n", tmp_path)
-    for quota, usable in ((0.2, 1), (2.9, 2)):
-        (tmp_path / "cpu.max").write_text(f"{quota * 100_000:.0f} 100000\n")
-        assert threads.available_cores()["cgroup"] == quota
-        assert threads.available_cores()["usable"] == usable
+    """As the ranks count it when they limit the BLAS's threads."""
+    for name, text in files.items():
+        write(tmp_path / name, f"{text}\n")
+    tightest = partial(_chainermn_limits.tightest_cgroup, f"{membership}\n", tmp_path)
+    monkeypatch.setattr(threads, "tightest_cgroup", tightest)
+    found = threads.available_cores()
+    assert (found["cgroup"], found["usable"]) == cores

@@ -17,7 +17,8 @@ def test_clocks_are_aligned_with_drift_and_over_other_ranks(tmp_path, drift):
     for rank in range(3):
         zero = clock(rank, 0.0)
         made = Made(tmp_path, rank, 3, clock=str(rank), zero=zero, began=99.0)
-        made.communicator("0.1", [0, 1]) if rank < 2 else None
+        if rank < 2:
+            made.communicator("0.1", [0, 1])
         if rank > 0:
             made.communicator("0.2", [1, 2])
             for true in (1e3, 5e6, 60e6):

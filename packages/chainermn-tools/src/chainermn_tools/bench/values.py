@@ -24,22 +24,17 @@ def matches_pattern(
     array: object, size: int, times: float = 1, plus: float = 0
 ) -> bool:
     """Return whether an array of this size is the pattern ``* times + plus``."""
-    if (
-        not isinstance(array, np.ndarray)
-        or array.dtype != np.float32
-        or array.shape != (size,)
-    ):
+    if not isinstance(array, np.ndarray):
+        return False
+    if array.dtype != np.float32 or array.shape != (size,):
         return False
     bound = TOLERANCE * (times * PERIOD + abs(plus))
-    return all(
-        bool(
-            (
-                np.abs(part - (expected * np.float32(times) + np.float32(plus)))
-                <= bound
-            ).all()
-        )
-        for part, expected in _pieces(array)
-    )
+    for part, numbers in _pieces(array):
+        expected = numbers * np.float32(times) + np.float32(plus)
+        error = np.abs(part - expected)
+        if not (error <= bound).all():  # nor is NaN
+            return False
+    return True
 
 
 def _pieces(array: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -38,8 +38,8 @@ def trace(
         chainermn trace traces --output merged.json
 
     Clocks of the ranks are aligned. Files that end in the middle, as a killed job
-    leaves them, are read as far as they go. The last section says which rank comes last
-    to collective calls. `chainermn report` draws the ranks' time lines.
+    leaves them, are read as far as they go. The last line names the rank that others
+    wait for most. `chainermn report` draws the ranks' time lines.
 
     Exit status: 0, or 2 when there is no trace, or a file can't be written.
     """

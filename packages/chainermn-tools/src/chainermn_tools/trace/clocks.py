@@ -26,19 +26,19 @@ class ClockOffset:
 
     def apply(self, times: np.ndarray) -> np.ndarray:
         """Return times of the other rank's clock, interpolated; beyond comparisons with drift."""
-        added = np.interp(times, self.at, self.add)
-        span = float(self.at[-1] - self.at[0])
-        if span > 0 and self.error / span < DRIFT:
-            slope = float(self.add[-1] - self.add[0]) / span
-            added += slope * (times - np.clip(times, self.at[0], self.at[-1]))
-        moved: np.ndarray = times + added
+        first = self.at[0]
+        last = self.at[-1]
+        moved: np.ndarray = times + np.interp(times, self.at, self.add)
+        if self.error < DRIFT * (last - first):
+            slope = (self.add[-1] - self.add[0]) / (last - first)
+            beyond = times - np.clip(times, first, last)
+            moved += slope * beyond
         return moved
 
     def reversed(self) -> ClockOffset:
         """Return the offset from the other rank to this one."""
-        return ClockOffset(
-            self.to, self.rank, self.at + self.add, -self.add, self.error
-        )
+        at = self.at + self.add
+        return ClockOffset(self.to, self.rank, at, -self.add, self.error)
 
 
 def align(run: Run) -> float:
@@ -94,13 +94,11 @@ def _offsets(run: Run) -> list[ClockOffset]:
         if first is not trace:  # they share a clock
             found.append(_constant(trace.rank, first.rank, trace.zero - first.zero))
         for communicator, comparisons in trace.clocks.items():
-            members = trace.members.get(communicator, [trace.rank])
-            reference = run.ranks.get(members[0], trace)
-            if reference is not trace:
-                rows = np.array(sorted(comparisons))
-                add = rows[:, 1] - reference.zero
-                error = float(rows[:, 2].max()) / 2
-                offset = ClockOffset(trace.rank, reference.rank, rows[:, 0], add, error)
-                found.append(offset)
+            root = trace.members.get(communicator, [trace.rank])[0]
+            if root in run.ranks and root != trace.rank:
+                at, ahead, round_trip = np.array(sorted(comparisons)).T
+                add = ahead - run.ranks[root].zero
+                error = float(round_trip.max()) / 2
+                found.append(ClockOffset(trace.rank, root, at, add, error))
     found += [offset.reversed() for offset in found]
     return sorted(found, key=lambda offset: offset.error)

@@ -16,29 +16,17 @@ def match(run: Run) -> tuple[list[Collective], int]:
     lack ranks.
     """
     _match_messages(run)
-    members: dict[str, set[int]] = {}
+    members: dict[str, list[int]] = {}
     for trace in run.ranks.values():
-        for name, ranks in trace.members.items():
-            members[name] = set(ranks)
+        members.update(trace.members)
     found = []
     incomplete = 0
     for (communicator, sequence), rows in _collectives(run).items():
         name = run.names[communicator]
-        if rows.keys() != members.get(name):
+        if sorted(rows) != sorted(members.get(name, [])):
             incomplete += 1
         elif len(rows) > 1:
-            last, waited = _wait_for_last(run, list(rows.values()))
-            call = run.table[last]
-            found.append(
-                Collective(
-                    at_seconds=float(call["start"]) / 1e6,
-                    operation=run.names[call["operation"]],
-                    communicator=name,
-                    number=sequence,
-                    rank=int(call["rank"]),
-                    others_waited_seconds=waited / 1e6,
-                )
-            )
+            found.append(_wait_for_last(run, name, sequence, list(rows.values())))
     return sorted(found), incomplete
 
 
@@ -54,14 +42,25 @@ def _collectives(run: Run) -> dict[tuple[int, int], dict[int, int]]:
     return found
 
 
-def _wait_for_last(run: Run, rows: list[int]) -> tuple[int, float]:
-    """Record that calls waited for the one that came last; return that, and the sum of waiting."""
+def _wait_for_last(run: Run, name: str, sequence: int, rows: list[int]) -> Collective:
+    """Record that the calls, rows of the table, waited for the one that came last."""
     last = rows[0]
     for row in rows:
         if run.table["start"][row] > run.table["start"][last]:
             last = row
-    waited = sum(_wait(run, row, last) for row in rows if row != last)
-    return last, waited
+    waited = 0.0
+    for row in rows:
+        if row != last:
+            waited += _wait(run, row, last)
+    call = run.table[last]
+    return Collective(
+        at_seconds=float(call["start"]) / 1e6,
+        operation=run.names[call["operation"]],
+        communicator=name,
+        number=sequence,
+        rank=int(call["rank"]),
+        others_waited_seconds=waited / 1e6,
+    )
 
 
 def _match_messages(run: Run) -> None:
@@ -83,9 +82,12 @@ def _match_messages(run: Run) -> None:
             received[communicator, other, rank, tag].append(row)
     for key, sends in sent.items():
         for send, receive in zip(sends, received[key], strict=False):
-            if run.table["nbytes"][receive] == 0:  # unknown to the receiver
-                run.table["nbytes"][receive] = run.table["nbytes"][send]
-            if run.table["start"][send] < run.table["start"][receive]:
+            early = run.table[send]  # a view
+            late = run.table[receive]
+            late["nbytes"] = (
+                late["nbytes"] or early["nbytes"]
+            )  # a receiver may not know
+            if early["start"] < late["start"]:
                 _wait(run, send, receive)
             else:
                 _wait(run, receive, send)
@@ -93,9 +95,9 @@ def _match_messages(run: Run) -> None:
 
 def _wait(run: Run, early: int, late: int) -> float:
     """Record that a call waited for another, by their rows; return for how long."""
-    table = run.table
-    until = min(table["start"][late], table["end"][early])
-    waited = max(0.0, float(until - table["start"][early]))
-    table["waited"][early] = waited
-    table["late"][early] = table["rank"][late]
-    return waited
+    call = run.table[early]  # a view
+    other = run.table[late]
+    until = min(other["start"], call["end"])
+    call["waited"] = max(0.0, until - call["start"])
+    call["late"] = other["rank"]
+    return float(call["waited"])

@@ -1,4 +1,4 @@
-"""Sums up a run as JSON can hold it: by operation, by rank, and which calls were late.
+"""Sums up a run as JSON can hold it: by operation, by rank, and the longest waits.
 
 The run's times are aligned, its calls matched, and ``collectives`` is as `match`
 returns it.
@@ -6,7 +6,7 @@ returns it.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,10 +27,9 @@ def summarize(
     operations = by_operation(run)
     ranks = by_rank(run, collectives)
     warnings = list(run.warnings)
-    for row in operations:
-        if row["raised"]:
-            calls = format_count(row["raised"], "call")
-            warnings.append(f"{row['operation']} raised in {calls}")
+    raised = [row["operation"] for row in operations if row["raised"]]
+    if raised:
+        warnings.append(f"raised on a rank: {', '.join(raised)}")
     if incomplete:
         lacking = format_count(incomplete, "collective call")
         warnings.append(f"{lacking} without all ranks, not counted above")
@@ -44,7 +43,6 @@ def summarize(
         "clock_error_seconds": error / 1e6,
         "operations": operations,
         "ranks": ranks,
-        "late_ranks": late_ranks(collectives),
         "longest_waits": [call._asdict() for call in longest[:LONGEST]],
         "warnings": warnings,
         "verdict": _verdict(ranks),
@@ -102,32 +100,6 @@ def by_rank(run: Run, collectives: Sequence[Collective]) -> list[dict[str, Any]]
 
 def _seconds(micros: np.ndarray) -> float:
     return float(micros.sum()) / 1e6
-
-
-def late_ranks(collectives: Sequence[Collective]) -> list[dict[str, Any]]:
-    """Return which rank is late by kind of call, the kind that was waited in longest first."""
-    kinds: dict[tuple[str, str], list[Collective]] = defaultdict(list)
-    for call in collectives:
-        kinds[call.operation, call.communicator].append(call)
-    found = []
-    for (operation, communicator), calls in kinds.items():
-        waited: dict[int, float] = defaultdict(float)
-        for call in calls:
-            waited[call.rank] += call.others_waited_seconds
-        worst = max(waited, key=lambda rank: waited[rank])
-        times = sum(call.rank == worst for call in calls)
-        summary = {
-            "operation": operation,
-            "communicator": communicator,
-            "calls": len(calls),  # each of several ranks
-            "rank": worst,  # for which the others waited longest, in sum
-            "came_last": times,
-            "share": times / len(calls),
-            "others_waited_seconds": waited[worst],
-            "in_all_seconds": sum(waited.values()),  # that ranks waited for any
-        }
-        found.append(summary)
-    return sorted(found, key=lambda row: -row["in_all_seconds"])
 
 
 def _verdict(ranks: Sequence[dict[str, Any]]) -> str:

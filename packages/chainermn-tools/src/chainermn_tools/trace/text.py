@@ -1,4 +1,4 @@
-"""Prints a run in tables: time per operation, ranks, and which of them were late."""
+"""Prints a run in tables: operations, ranks, and the longest waits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from chainermn_tools.formatting import (
 TABLES = {  # keys of a summary, and what people read above them
     "operations": "Operations, calls of all ranks together",
     "ranks": "Ranks, the one that others waited for longest first",
-    "late_ranks": "Late ranks, by kind of collective call",
     "longest_waits": "Longest waits",
 }
 

@@ -76,14 +76,15 @@ def _longest_calls(run: Run, ranks: list[int]) -> np.ndarray:
 
 def _covered(starts: np.ndarray, ends: np.ndarray, edges: np.ndarray) -> np.ndarray:
     """Return how much of each bin the spans cover."""
-    covered: np.ndarray = np.diff(_since(starts, edges) - _since(ends, edges))
-    return covered / np.diff(edges)
+    until = _since(starts, edges) - _since(ends, edges)
+    covered: np.ndarray = np.diff(until) / np.diff(edges)
+    return covered
 
 
 def _since(moments: np.ndarray, edges: np.ndarray) -> np.ndarray:
     """Return the time since all moments before each edge, in sum."""
     moments = np.sort(moments)
     counts = np.searchsorted(moments, edges)
-    sums = np.concatenate(([0.0], np.cumsum(moments)))
+    sums = np.append(0.0, np.cumsum(moments))
     since: np.ndarray = counts * edges - sums[counts]
     return since
