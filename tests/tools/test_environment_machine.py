@@ -29,14 +29,6 @@ def test_version_1_of_cgroups_is_read(monkeypatch, tmp_path):
     )
 
 
-def test_no_limit_is_none(monkeypatch):
-    infinite = machine.resource.RLIM_INFINITY
-    monkeypatch.setattr(
-        machine.resource, "getrlimit", lambda kind: (infinite, infinite)
-    )
-    assert set(machine.limits().values()) == {None}
-
-
 def test_nccl_is_reported_with_and_without_its_library(monkeypatch):
     """CuPy imports a stub where libnccl is not installed."""
     stub = SimpleNamespace(available=False)

@@ -1,7 +1,6 @@
 """Runs the doctor on the first host, and makes hosts fit for it to be content with.
 
-It is content with hosts that one can log in to with a key, whose keys are known, and
-whose shells set what this one does.
+It is content with hosts that one can log in to with a key, whose keys are known.
 """
 
 from __future__ import annotations
@@ -24,8 +23,6 @@ SECONDS = 200.0
 Meanwhile = contextlib.AbstractContextManager[None]
 # On two busy cores all may take ten times what it does on idle ones.
 TIMEOUT = 150
-LIBRARIES = "/opt/of our own/lib"
-BASHRC = Path("/etc/bash.bashrc")  # bash reads this or one's own when ssh starts it
 CONFIG = """\
 Host *
     IdentityFile {folder}/user
@@ -40,7 +37,8 @@ import sys
 sys.path.append(sys.argv.pop(1))
 from chainermn_tools import cli, doctor
 from tests.support.tools.doctor import content
-doctor.LOCAL, doctor.RANKS = content(doctor.LOCAL), content(doctor.RANKS)
+doctor.LOCAL = content(doctor.LOCAL)
+doctor.RANKS = content(doctor.RANKS)
 cli.main()
 """
 
@@ -63,15 +61,6 @@ class Hosts:
         (folder / "config").write_text(CONFIG.format(folder=folder))
         ssh = f"#!/bin/sh\nexec {shutil.which('ssh')} -F '{folder}/config' \"$@\"\n"
         commands.program(folder / "bin" / "ssh", ssh)
-        (folder / "bashrc").write_text(f"export LD_LIBRARY_PATH='{LIBRARIES}'\n")
-
-    @contextlib.contextmanager
-    def ready(self) -> Iterator[Hosts]:
-        """Meanwhile shells on all hosts set what the doctor has."""
-        with contextlib.ExitStack() as stack:
-            for host in self.cluster.hosts:
-                stack.enter_context(self.start_of_shells(host, self.folder / "bashrc"))
-            yield self
 
     @contextlib.contextmanager
     def undone(
@@ -91,11 +80,6 @@ class Hosts:
     def instead(self, host: str, ours: Path, theirs: Path) -> Meanwhile:
         """Meanwhile the host has another file or folder in place of one."""
         return self.mounted(host, "--bind", theirs, ours.resolve())
-
-    def start_of_shells(self, host: str, file: Path) -> Meanwhile:
-        """Meanwhile every shell that ssh starts on the host reads this file first."""
-        read = next(one for one in (Path.home() / ".bashrc", BASHRC) if one.exists())
-        return self.instead(host, read, file)
 
     @contextlib.contextmanager
     def ssh_config(self, text: str) -> Iterator[None]:
@@ -120,7 +104,6 @@ class Hosts:
         for name, value in {**given, "timeout": timeout}.items():
             words += [f"{'-' if len(name) == 1 else '--'}{name}", str(value)]
         variables = {
-            "LD_LIBRARY_PATH": LIBRARIES,
             "OMP_NUM_THREADS": "1",
             "PATH": f"{self.folder}/bin:{sys.prefix}/bin:{os.environ['PATH']}",
             "UCX_TLS": "tcp,self",  # else it finds out that the hosts are one machine

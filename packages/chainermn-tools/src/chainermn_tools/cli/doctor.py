@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 
 import click
-from rich.console import Console
 
 from chainermn_tools import doctor as diagnostics
 from chainermn_tools import jobs
-from chainermn_tools.cli import options
-from chainermn_tools.cli.doctor_report import (
-    as_dict,
-    as_markdown,
-    show_all,
-    worst_status,
-)
+from chainermn_tools.cli import doctor_report, options
 
 # Of the time-out, for starting and ending this program itself.
 OWN_SECONDS = 2.0
-# Of the time-out, what `chainermn env` may take in a report, and the most of it.
-REPORT_SHARE, REPORT_SECONDS = 0.2, 20.0
 STATUSES = {"ok": 0, "failed": 1, "warning": 3}
 
 
@@ -35,7 +25,7 @@ STATUSES = {"ok": 0, "failed": 1, "warning": 3}
     help="Number of ranks that you want to run.",
 )
 @click.option(
-    "--hosts", "host_list", metavar="A,B", help="Examine hosts too; also a:2,b:2."
+    "--hosts", "host_list", metavar="A,B", help="Check these hosts too; also a:2,b:2."
 )
 @click.option("--hostfile", metavar="FILE", help="The same from a file, a host a line.")
 @click.option(
@@ -64,7 +54,7 @@ def doctor(
     as_report: bool,
     timeout: float,
 ) -> None:
-    """Find out what is wrong here, and how to mend it.
+    """Find out what is wrong here, and how to fix it.
 
     The doctor first checks this machine, its MPI and its GPUs. Then it starts a few
     ranks here, and they try every communicator. With --hosts or --hostfile, or within a
@@ -78,37 +68,31 @@ def doctor(
     for a wrong command line, 128 + n if this program was ended by signal n.
     """
     started = time.monotonic()
+    if jobs.rank_from_env() is not None:
+        raise click.UsageError("the doctor starts ranks itself; run it without mpiexec")
+    if as_json and as_report:
+        raise click.UsageError("--json and --report exclude each other")
     try:
-        if jobs.rank_from_env() is not None:
-            raise ValueError("the doctor starts ranks itself; run it without mpiexec")
-        if as_json and as_report:
-            raise ValueError("--json and --report exclude each other")
-        # A check reads the file.
-        hosts = options.named_hosts(host_list, hostfile, strict=False)
-        if host_list is None and hostfile is None:
+        hosts = options.named_hosts(host_list, hostfile)
+        if not hosts:
             _, hosts = jobs.find_allocation(os.environ) or ("", ())
-            if script is not None and not hosts:
-                raise ValueError(
-                    "--script is looked for on hosts: name them with --hosts"
-                )
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    environment_time = min(REPORT_SECONDS, REPORT_SHARE * timeout) if as_report else 0.0
-    deadline = started + timeout - OWN_SECONDS - environment_time
-    path = None if script is None else os.path.abspath(script)
-    context = diagnostics.Context(deadline, ranks, hosts, hostfile, path)
+    if script is not None:
+        script = os.path.abspath(script)
+        if not hosts:
+            raise click.UsageError("--script needs hosts: name them with --hosts")
+    deadline = started + timeout - OWN_SECONDS
+    context = diagnostics.Context(deadline, ranks, hosts, script)
     stages = [diagnostics.LOCAL, diagnostics.RANKS]
-    if hosts or hostfile is not None:
-        stages.append(diagnostics.CLUSTER)
+    if hosts:
+        stages.append(diagnostics.HOSTS)
     with jobs.kill_children_on_exit():
-        coming = diagnostics.run_checks(stages, context)
-        if as_json or as_report:
-            results = list(coming)
-            seconds = time.monotonic() - started
-            if as_json:
-                click.echo(json.dumps(as_dict(results, context, seconds), indent=2))
-            else:
-                click.echo(as_markdown(stages, results, seconds, environment_time))
+        results = diagnostics.run_checks(stages, context)
+        if as_json:
+            shown = doctor_report.show_json(results, context, started)
+        elif as_report:
+            shown = doctor_report.show_markdown(stages, results, context)
         else:
-            results = show_all(stages, coming, Console())
-    ctx.exit(STATUSES[worst_status(results)])
+            shown = doctor_report.show_text(stages, results)
+    ctx.exit(STATUSES[doctor_report.worst_status(shown)])

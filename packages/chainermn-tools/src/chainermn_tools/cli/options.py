@@ -34,13 +34,10 @@ class Seconds(click.ParamType):  # type: ignore[type-arg]  # of old clicks it ha
         return seconds
 
 
-def named_hosts(
-    host_list: str | None, hostfile: str | None, strict: bool = True
-) -> tuple[jobs.Host, ...]:
+def named_hosts(host_list: str | None, hostfile: str | None) -> tuple[jobs.Host, ...]:
     """Return the hosts of --hosts or --hostfile; none without either.
 
-    Raise ValueError if both are given, or one names no hosts; unless ``strict``, a
-    hostfile may hold anything, and then names none.
+    Raise ValueError if both are given, or one names no hosts.
     """
     if host_list is not None and hostfile is not None:
         raise ValueError("--hosts and --hostfile exclude each other")
@@ -54,12 +51,7 @@ def named_hosts(
         raise ValueError(
             f"the hostfile {hostfile!r} can't be read: {error.strerror}"
         ) from None
-    try:
-        return jobs.parse_hostfile(text, hostfile)
-    except ValueError:
-        if strict:
-            raise
-        return ()
+    return jobs.parse_hostfile(text, hostfile)
 
 
 def save(option: str, file: str, make: Callable[[], None]) -> None:

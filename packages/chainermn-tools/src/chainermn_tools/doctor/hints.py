@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
+import re
+
 from chainermn_tools.explain import root_cause
-from chainermn_tools.jobs import TimedOut, Unavailable
 
 MORE_TIME = (
-    "something that it looks at hangs, or this machine is slow; if the latter, give it more time "
-    "with --timeout"
+    "it hangs, or this machine is slow; if it is slow, give more time with --timeout"
 )
 REPORT_IT = "please report it: chainermn doctor --report"
-LIST_MPI_VARIABLES = "env | grep -E '^(UCX|FI|OMPI|MPICH|MV2)_'"
+# How the reasons end that `jobs.TimedOut` and `environment.run_concurrently` give.
+TIMED_OUT = re.compile(r"within \S+ s$")
 
 
-def hint_for_output(text: str, default: str) -> str:
-    """Return the first thing to try about the root cause in what a program printed, if known."""
+def hint_for(text: str, default: str) -> str:
+    """Return the first thing to try about an error: its cause's known remedy, or the default."""
+    if TIMED_OUT.search(text):
+        return MORE_TIME
     match = root_cause(text.encode(errors="replace"))
     return default if match is None else match.rule.fix[0]
-
-
-def hint_for_error(error: Unavailable, default: str) -> str:
-    return (
-        MORE_TIME
-        if isinstance(error, TimedOut)
-        else hint_for_output(str(error), default)
-    )
 
 
 def most_telling_line(text: str) -> str:

@@ -1,240 +1,359 @@
-"""Checks of the hosts: hostfile and slots, the login to each, and connections between them."""
+"""Checks of the hosts: the login to each, and then one job of ranks over all of them."""
 
 from __future__ import annotations
 
+import functools
+import platform
+import shlex
+import socket
+import sys
 from collections import Counter
-from contextlib import suppress
-from functools import partial
-from pathlib import Path
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
+from chainermn_tools import jobs
 from chainermn_tools.doctor.check import (
+    DEFAULT_RANKS,
     CheckResult,
     Checks,
     Context,
     failed,
     ok,
     skipped,
+    warning,
 )
-from chainermn_tools.doctor.cluster.agent import STALLED
-from chainermn_tools.doctor.cluster.facts import (
-    MAX_NAMED,
-    THIS_MACHINE,
-    ClusterFacts,
-    address_of,
-    describe_problems,
-    join_names,
-    over_hosts,
-    subject_of,
+from chainermn_tools.doctor.hints import REPORT_IT, most_telling_line
+from chainermn_tools.doctor.logins import NOT_FOUND, THIS_MACHINE, Login, ask_all
+from chainermn_tools.doctor.machine import MIB, check_size
+from chainermn_tools.doctor.rank_program import END, FACTS, MESSAGES, START, on_gpus
+from chainermn_tools.doctor.ranks import (
+    COMMUNICATORS,
+    NETWORK_HINT,
+    RankJob,
+    run_ranks,
 )
-from chainermn_tools.doctor.cluster.ssh import HOST
-from chainermn_tools.doctor.software import launcher_if_any
-from chainermn_tools.formatting import join_first
-from chainermn_tools.jobs import (
-    HYDRA_VENDORS,
-    assign_slots,
-    parse_hostfile,
-    starts_by_srun,
-)
+from chainermn_tools.doctor.software import mpi_vendor
+from chainermn_tools.environment import OUR_PACKAGES
+from chainermn_tools.formatting import format_count, join_first
 
-REDUCE_MTU_HINT = (
-    "sudo ip link set dev eth0 mtu 1500   # on {a} and {b}, or whatever the network between them "
-    "carries: its switches drop what is larger"
-)
-# Of the kinds of failures that another check than "ssh" reports, which one does.
-CHECKS = {
-    "ssh_unknown_host": "host_names",
-    "ssh_host_key": "host_keys",
-    "ssh_host_key_changed": "host_keys",
-    "srun": "srun",
-}
-Pair = tuple[str, str]
+MAX_NAMED = 5
+# Enough ranks of a host to show where it puts them; more would only take longer.
+MAX_RANKS_PER_HOST = 2
+# Of the remaining time, what jobs may take.
+SRUN_SHARE = 0.3
+JOB_SHARE = 0.6
+ALONE_SHARE = 0.9
+# Hosts that are tried alone, where one may hold up all.
+MAX_ALONE = 16
+# The communicator that refuses more than one host.
+SINGLE_HOST = "single_node"
+RANK_MEMORY = 256 * MIB  # of a rank that has imported Chainer and made a communicator
+# By host, what is wrong and how to fix it.
+Problems = Mapping[str, tuple[str, str]]
 
-# Those of connections are shown after what the hosts have.
-checks, connection_checks = Checks(), Checks()
+login_checks = Checks()
+rank_checks = Checks()
 
 
-@checks.add("hostfile", "Is the hostfile in the format of this MPI?")
-def hostfile(context: Context) -> CheckResult:
-    if context.hostfile is None:
-        return skipped("no hostfile was named")
-    path = context.hostfile
-    try:
-        text = Path(path).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        return failed(
-            f"{path} can't be read: {error}", "give the right path with --hostfile"
-        )
-    vendor = launcher_if_any(context).get("vendor")
-    wrong = foreign_lines(text, vendor)
-    if wrong:
-        other = "Open MPI" if vendor in HYDRA_VENDORS else "MPICH"
-        first = next(iter(wrong))
-        lines = [f"line {number}, {line!r}" for number, (line, _) in wrong.items()]
-        shown = join_first(lines, MAX_NAMED, "; ")
-        return failed(
-            f"{path} is written for {other}, and mpiexec is of {vendor}: {shown}",
-            f"write in line {first}: {wrong[first][1]}   # and so on; or start the job with "
-            "chainermn launch, which reads both",
-            lines={str(number): right for number, (_, right) in wrong.items()},
-        )
-    try:
-        hosts = parse_hostfile(text, path)
-    except ValueError as error:
-        return failed(
-            str(error), "write a host a line, such as: host:4 (Open MPI: host slots=4)"
-        )
-    return ok(f"{path} names {len(hosts)} host{'s' if len(hosts) > 1 else ''}")
+def evaluate(problems: Problems, success: str) -> CheckResult:
+    """Return what is wrong with some hosts, and how to fix the first of them."""
+    if not problems:
+        return ok(success)
+    hosts: dict[str, list[str]] = {}
+    for host, (problem, _) in problems.items():
+        hosts.setdefault(problem, []).append(host)
+    parts = [
+        f"{join_first(names, MAX_NAMED)}: {problem}" for problem, names in hosts.items()
+    ]
+    _, hint = next(iter(problems.values()))
+    return failed(join_first(parts, MAX_NAMED, "; "), hint, hosts=list(problems))
 
 
-def foreign_lines(text: str, vendor: str | None) -> dict[int, tuple[str, str]]:
-    """Find the lines of a hostfile that another MPI than the vendor's would read, if it is known.
-
-    Return by the line's number, from 1, the line and how the vendor's MPI wants it:
-    MPICH and its relatives `host:2`, and Open MPI `host slots=2`.
-    """
-    found: dict[int, tuple[str, str]] = {}
-    is_hydra = vendor in HYDRA_VENDORS
-    for number, line in enumerate(text.splitlines() if vendor else (), start=1):
-        shown = line.split("#", 1)[0].strip()
-        with suppress(ValueError):  # the file is parsed as a whole, too
-            (host,) = parse_hostfile(shown, "")
-            if host.slots is not None and ("=" in shown) == is_hydra:
-                found[number] = (
-                    shown,
-                    f"{host.name}{':' if is_hydra else ' slots='}{host.slots}",
-                )
-    return found
+# The logins
 
 
-@checks.add(
+@login_checks.add(
     "slots", "Do the hosts have enough slots for the ranks?", needs=("scheduler",)
 )
 def slots(context: Context) -> CheckResult:
-    if not context.hosts:
-        return skipped("no hosts were named")
     try:
-        assigned = assign_slots(context.hosts, context.ranks)
+        assigned = jobs.assign_slots(context.hosts, context.ranks)
     except ValueError as error:
         total = sum(host.slots or 1 for host in context.hosts)
         return failed(str(error), f"-n {total}   # or give the hosts more slots")
-    shown = join_names([f"{share} on {host}" for host, share in assigned.items()])
-    return ok(f"ranks have place: {shown}")
+    return ok(_places(assigned))
 
 
-def _check_logins(
-    _: Context, cluster: ClusterFacts, *, check: str, success: str
-) -> CheckResult:
-    """Check the part of the logins that a check is about, and ignore the others."""
-    if (check == "srun") != starts_by_srun():
-        return skipped(
-            f"{'ssh' if check == 'srun' else 'srun'} starts ranks on other hosts"
-        )
-    failures = {h: r.failure for h, r in cluster.hosts.items() if r.failure is not None}
-    mine = {
-        host: one
-        for host, one in failures.items()
-        if CHECKS.get(one.kind, "ssh") == check
-    }
-    if mine:
-        first, failure = next(iter(mine.items()))
-        message = describe_problems({host: one.problem for host, one in mine.items()})
-        if failure.said:
-            message += f" (of {first}: {failure.said})"
-        hint = failure.hint.replace(HOST, first)
-        return failed(
-            message, hint, hosts={host: one.kind for host, one in mine.items()}
-        )
-    passed = [host for host in cluster.hosts if host not in failures]
-    if not passed:
-        return skipped("no host was reached")
-    return ok(f"{subject_of(passed)}: {success}")
-
-
-for _name, _question, _success in (
-    ("host_names", "Do the names of the hosts resolve?", "they are known"),
-    ("host_keys", "Does ssh know the hosts' keys?", "the keys are known"),
-    (
-        "ssh",
-        "Can you log in to each host without a password, as mpiexec does?",
-        "they let us in",
-    ),
-    (
-        "srun",
-        "Does Slurm's srun reach each node of the job?",
-        "it starts programs there",
-    ),
-):
-    checks.add(_name, _question, ("scheduler",))(
-        over_hosts(partial(_check_logins, check=_name, success=_success))
-    )
-
-
-@connection_checks.add(
-    "connections",
-    "Can ranks reach one another over the network, or is there a firewall?",
-)
-@over_hosts
-def connections(_: Context, cluster: ClusterFacts) -> CheckResult:
-    tried = _tried_connections(cluster)
-    if not tried:
-        return skipped("there are no two hosts that could be asked")
-    unfinished = sorted({asker for (asker, _), found in tried.items() if found is None})
-    if unfinished:
-        message = f"{join_names(unfinished)} did not come to the end of trying"
-        return failed(message, "give it more time with --timeout, or name fewer hosts")
-    bad = {
-        pair: found["problem"]
-        for pair, found in tried.items()
-        if found and "problem" in found
-    }
-    if not bad:
-        return ok(f"all {len(tried)} connections between them succeed, at any port")
-    message = (
-        f"{len(bad)} of {len(tried)} connections fail, at ports that the kernel chose: "
-    )
-    described = [f"{a} to {b}: {problem}" for (a, b), problem in bad.items()]
-    message += join_first(described, MAX_NAMED, "; ")
-    suspect = Counter(host for pair in bad for host in reversed(pair)).most_common(1)[
-        0
-    ][0]
-    others = [
-        next(host for host in pair if host != suspect)
-        for pair in bad
-        if suspect in pair
+def _places(ranks_per_host: Mapping[str, int]) -> str:
+    places = [
+        f"{format_count(ranks, 'rank')} on {host}"
+        for host, ranks in ranks_per_host.items()
     ]
-    if len(others) == len(bad) > 2:
-        message += f"; {suspect} is part of each"
-    if all(problem == STALLED for problem in bad.values()):
-        a, b = next(iter(bad))
-        hint = REDUCE_MTU_HINT.format(a=a, b=b)
-    else:
-        known = cluster.facts()
-        address = address_of(others[0], suspect, known) if suspect in known else None
-        hint = (
-            f"sudo ufw allow from {address or others[0]}   # on {suspect}, and for all hosts, or "
-            "as its firewall has it: ranks use any TCP port"
-        )
-    return failed(
-        message, hint, failed=[[*pair, problem] for pair, problem in bad.items()]
+    return join_first(places, MAX_NAMED)
+
+
+def _logins(context: Context) -> dict[str, Login]:
+    """Return what the hosts said, without this machine."""
+    logins = dict(ask_all(context))
+    del logins[THIS_MACHINE]
+    return logins
+
+
+@login_checks.add(
+    "ssh", "Can each host be reached, as mpiexec does it?", needs=("slots",)
+)
+def ssh(context: Context) -> CheckResult:
+    logins = _logins(context)
+    problems = {
+        host: (login.problem, login.hint)
+        for host, login in logins.items()
+        if login.problem
+    }
+    found = evaluate(problems, f"{format_count(len(logins), 'host')} answered")
+    for host in problems:
+        if said := logins[host].said:
+            return replace(found, message=f"{found.message} ({host}: {said})")
+    return found
+
+
+@login_checks.add(
+    "hosts_python", "Do the hosts have the same Python at the same path?", ("ssh",)
+)
+def python(context: Context) -> CheckResult:
+    here = f"{platform.python_implementation()} {platform.python_version()}"
+    problems = {}
+    for host, login in _logins(context).items():
+        if "status" in login.answer:
+            problem = f"{sys.executable} doesn't run: {most_telling_line(login.said)}"
+            if login.answer["status"] == NOT_FOUND:
+                problem = f"there is no {sys.executable}"
+        else:
+            there = f"{login.answer['implementation']} {login.answer['version']}"
+            if there == here:
+                continue
+            problem = f"{sys.executable} is {there} and not {here}"
+        problems[host] = (problem, _copy_command(host))
+    return evaluate(problems, f"{here} at {sys.executable}")
+
+
+def _copy_command(host: str) -> str:
+    """Return how a host gets the Python that is used here."""
+    if sys.prefix == sys.base_prefix:
+        version = platform.python_version()
+        return f"install Python {version} on {host}, as {sys.executable}"
+    copy = shlex.join(["rsync", "-as", f"{sys.prefix}/", f"{host}:{sys.prefix}/"])
+    return f"{copy}   # and the Python that it is built on; or share both by NFS"
+
+
+@login_checks.add(
+    "script", "Do the hosts have the same script at the same path?", ("hosts_python",)
+)
+def script(context: Context) -> CheckResult:
+    path = context.script
+    if path is None:
+        return skipped("no script was named")
+    here = ask_all(context)[THIS_MACHINE].answer
+    if "script" not in here:
+        message = f"{path} can't be read here: {here.get('no script')}"
+        return failed(message, "give the script's right path")
+    problems = {}
+    for host, login in _logins(context).items():
+        if login.answer.get("script") == here["script"]:
+            continue
+        problem = f"{path} is not the one of this machine"
+        if "no script" in login.answer:
+            problem = f"{path} can't be read: {login.answer['no script']}"
+        copy = shlex.join(["rsync", "-as", "--mkpath", path, f"{host}:{path}"])
+        problems[host] = (problem, f"{copy}   # or share its folder by NFS")
+    return evaluate(problems, f"{path} is the same")
+
+
+# The job
+
+
+def _ranks_per_host(context: Context) -> dict[str, int]:
+    assigned = jobs.assign_slots(context.hosts, context.ranks)
+    return {host: min(ranks, MAX_RANKS_PER_HOST) for host, ranks in assigned.items()}
+
+
+@functools.cache
+def run_job(context: Context) -> RankJob:
+    """Run ranks on all hosts, at most two on each."""
+    shares = _ranks_per_host(context)
+    launcher = context.facts["mpi"]["launcher"]
+    timeout = context.share(JOB_SHARE)
+    return run_ranks(shares, timeout, launcher, _communicators(shares))
+
+
+def _communicators(ranks_per_host: Mapping[str, int]) -> list[str]:
+    if len(ranks_per_host) == 1:
+        return list(COMMUNICATORS)
+    return [name for name in COMMUNICATORS if name != SINGLE_HOST]
+
+
+@rank_checks.add(
+    "srun_ranks",
+    "Do ranks that srun itself starts see one another?",
+    ("ranks_meet", "hosts_python", "script"),
+)
+def srun_ranks(context: Context) -> CheckResult:
+    if not jobs.starts_by_srun():
+        return skipped("this is no job of Slurm")
+    shares = _ranks_per_host(context)
+    found = jobs.find_srun(str(mpi_vendor(context)))
+    plugin = found["plugin"]
+    # Without a vendor no plugin is named: Slurm's default, or the user's, is tried.
+    launcher = {"path": found["path"], "vendor": None}
+    variables = {"SLURM_NNODES": str(len(shares))}
+    job = run_ranks(shares, context.share(SRUN_SHARE), launcher, (), variables)
+    hint = f"export SLURM_MPI_TYPE={plugin}   # or srun --mpi={plugin}; or start ranks by mpiexec"
+    sizes = [one["size"] for one in job.results(START)]
+    if job.ranks > 1 and sizes == [1] * job.ranks:
+        message = f"each of {job.ranks} ranks is rank 0 of 1"
+        return warning(f"{message}: srun names no others to its MPI", hint)
+    if "mpi/pmi2: " in job.text:
+        hint = "export MPIR_CVAR_CH4_NETMOD=ofi   # where srun starts ranks of MPICH"
+        return warning("MPICH over UCX sends more than Slurm's PMI 2 takes", hint)
+    if job.output.timed_out or job.output.status or len(job.results(END)) < job.ranks:
+        said = most_telling_line(job.text)
+        return failed(f"they don't come to their end; they say: {said}", hint)
+    return ok(f"all {job.ranks} do")
+
+
+@rank_checks.add(
+    "hosts_start", "Do ranks start on the requested hosts?", ("script", "srun_ranks")
+)
+def start(context: Context) -> CheckResult:
+    job = run_job(context)
+    names = {host: login.answer["host"] for host, login in _logins(context).items()}
+    wanted = Counter[str]()
+    for host, ranks in job.ranks_per_host.items():
+        wanted[names[host]] += ranks
+    began = Counter(one["host"] for one in job.results(FACTS))
+    if began == wanted:
+        return ok(_places(wanted), ranks=dict(wanted))
+    if began.total() == job.ranks:
+        message = f"they are: {_places(began)}; wanted: {_places(wanted)}"
+        hint = "env | grep -E 'HYDRA_|PRTE_MCA_|OMPI_MCA_|SLURM_'   # something overrules the hosts"
+        return failed(message, hint, ranks=dict(began))
+    silent = [host for host in job.ranks_per_host if not began[names[host]]]
+    if 1 < len(silent) <= MAX_ALONE:
+        alone = _failing_alone(context, silent)
+        if alone:
+            silent = list(alone)
+            job = alone[silent[0]]
+    message = f"no rank began on {join_first(silent, MAX_NAMED)}"
+    first = silent[0] if silent else next(iter(names))
+    hint = (
+        f"ssh {first} mpiexec -n 1 hostname   # if it fails too, install MPI anew there"
     )
+    return job.ended(message, hint)
 
 
-def _tried_connections(cluster: ClusterFacts) -> dict[Pair, dict[str, Any] | None]:
-    """Return what came of each host's try to connect to another; None where it did not finish.
+def _failing_alone(context: Context, hosts: list[str]) -> dict[str, RankJob]:
+    """Return the jobs on hosts on which a rank doesn't start even without the others."""
+    launcher = context.facts["mpi"]["launcher"]
+    timeout = context.share(ALONE_SHARE)
+    with ThreadPoolExecutor(len(hosts)) as pool:
+        done = pool.map(lambda host: run_ranks({host: 1}, timeout, launcher), hosts)
+    jobs_of = dict(zip(hosts, done, strict=True))
+    return {host: job for host, job in jobs_of.items() if not job.results(FACTS)}
 
-    Of this machine only connections from others to it count, which ranks' launchers
-    make to mpiexec; and none where it is one of the hosts.
-    """
-    able = cluster.facts()
-    targets = {**able}
-    if all(facts["machine"] != cluster.local["machine"] for facts in able.values()):
-        targets[THIS_MACHINE] = cluster.local
-    tried: dict[Pair, dict[str, Any] | None] = {}
-    for asker, facts in able.items():
-        reached = cluster.hosts[asker].reached
-        for other, theirs in targets.items():
-            is_itself = theirs["machine"] == facts["machine"]
-            if not is_itself and (reached is None or other in reached):
-                tried[asker, other] = None if reached is None else reached[other]
-    return tried
+
+def _facts(context: Context) -> dict[str, dict[str, Any]]:
+    """Return what the first rank on each host reported of it."""
+    found: dict[str, dict[str, Any]] = {}
+    for one in run_job(context).results(FACTS):
+        found.setdefault(one["host"], one)
+    return found
+
+
+@rank_checks.add(
+    "hosts_packages",
+    "Do the hosts have the same packages as this machine?",
+    ("hosts_start",),
+)
+def packages(context: Context) -> CheckResult:
+    here = context.facts["packages"]
+    problems = {}
+    for host, facts in _facts(context).items():
+        there = facts["packages"]
+        differing = [
+            name for name in here if here[name] and there.get(name) != here[name]
+        ]
+        if not differing:
+            continue
+        problem = ", ".join(
+            f"{name} {there.get(name) or 'is missing'} (here {here[name]})"
+            for name in differing
+        )
+        hint = _copy_command(host)
+        # The public index has another project's chainermn.
+        if not set(differing) & set(OUR_PACKAGES):
+            wanted = [f"{name}=={here[name]}" for name in differing]
+            install = shlex.join([sys.executable, "-m", "pip", "install", *wanted])
+            hint = shlex.join(["ssh", host, install])
+        problems[host] = (problem, hint)
+    return evaluate(problems, "all versions are the same")
+
+
+@rank_checks.add(
+    "hosts_memory", "May ranks on the hosts use enough memory?", ("hosts_start",)
+)
+def memory(context: Context) -> CheckResult:
+    ranks = context.max_ranks_per_host() or DEFAULT_RANKS
+    needed = ranks * RANK_MEMORY // MIB
+    problems = {}
+    for host, facts in _facts(context).items():
+        limit = facts["memory"]["cgroup_bytes"]
+        if limit is not None and limit // MIB < needed:
+            problem = f"a control group allows {limit // MIB} MiB; ranks need {needed}"
+            hint = f"sbatch --mem={needed}M ...   # or docker run --memory=..."
+            problems[host] = (problem, hint)
+    return evaluate(problems, "no control group leaves too little")
+
+
+@rank_checks.add(
+    "hosts_shared_memory",
+    "Is there enough room in /dev/shm of the hosts?",
+    ("hosts_start",),
+)
+def shared_memory(context: Context) -> CheckResult:
+    ranks = context.max_ranks_per_host() or DEFAULT_RANKS
+    for host, facts in _facts(context).items():
+        if host == socket.gethostname():
+            continue  # another check looks at this machine's
+        found = check_size(facts["shared_memory"], ranks, mpi_vendor(context))
+        if found.hint is not None:
+            how = warning if found.status == "warning" else failed
+            return how(f"{host}: {found.message}", f"ssh {host} {found.hint}")
+    return ok("there is")
+
+
+NEEDS = ("hosts_packages", "hosts_memory", "hosts_shared_memory")
+
+
+@rank_checks.add("hosts_meet", "Do ranks on the hosts see one another?", NEEDS)
+def meet(context: Context) -> CheckResult:
+    return run_job(context).evaluate_meeting(context)
+
+
+@rank_checks.add(
+    "hosts_messages", "Do messages between hosts arrive as sent?", ("hosts_meet",)
+)
+def messages(context: Context) -> CheckResult:
+    return run_job(context).evaluate([MESSAGES], "all values are right", NETWORK_HINT)
+
+
+@rank_checks.add(
+    "hosts_communicators",
+    "Do communicators give correct results across the hosts?",
+    ("hosts_messages",),
+)
+def communicators(context: Context) -> CheckResult:
+    job = run_job(context)
+    names = _communicators(job.ranks_per_host)
+    steps = [*names, *map(on_gpus, names), END]
+    return job.evaluate(steps, "all values are right", REPORT_IT)

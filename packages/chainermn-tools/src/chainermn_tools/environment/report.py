@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from chainermn_tools.environment.machine import gpus, machine
+from chainermn_tools.environment.machine import gpus, machine, memory, shared_memory
 from chainermn_tools.environment.mpi import mpi, topology
 from chainermn_tools.environment.packages import (
     blas,
@@ -16,7 +17,7 @@ from chainermn_tools.environment.packages import (
     python,
 )
 from chainermn_tools.environment.probe import (
-    MARGIN_SECONDS,
+    MARGIN,
     call_in_subprocess,
     run_concurrently,
 )
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 # Raised when a key of the report changes its name or its meaning.
-SCHEMA = 2
+SCHEMA = 3
 # Of each subprocess: loading CUDA from a cold network disk takes several seconds.
 TIMEOUT_SECONDS = 20.0
 # Many lines long, and seldom wanted; JSON has it.
@@ -52,18 +53,41 @@ def collect(seconds: float = TIMEOUT_SECONDS) -> dict[str, Any]:
         ending in ``_bytes`` are numbers of bytes; None stands for what is not installed
         or not set.
     """
-    probes = {
+    probes = _probes(seconds)
+    probes["topology"] = lambda: topology(seconds)
+    return {"schema": SCHEMA, **run_concurrently(probes, MARGIN**2 * seconds)}
+
+
+def collect_here(seconds: float) -> dict[str, Any]:
+    """Collect the same, but for the schema and the topology; start no rank.
+
+    Each program gets so many seconds; all takes little longer.
+    """
+    return run_concurrently(_probes(seconds), MARGIN**2 * seconds)
+
+
+def _probes(seconds: float) -> dict[str, Callable[[], Any]]:
+    return {
         "python": python,
         "packages": package_versions,
         "imports": import_origins,
         "mpi": lambda: mpi(seconds),
-        "topology": lambda: topology(seconds),
         "machine": lambda: machine(seconds),
         "blas": lambda: call_in_subprocess(blas, seconds),
         "gpus": lambda: gpus(seconds),
         "variables": variables,
     }
-    return {"schema": SCHEMA, **run_concurrently(probes, seconds + 2 * MARGIN_SECONDS)}
+
+
+def rank_facts() -> dict[str, Any]:
+    """Return what a rank of the doctor reports of its host, short enough for an event."""
+    versions = package_versions()
+    return {
+        "host": socket.gethostname(),
+        "packages": {name: one for name, one in versions.items() if one},
+        "memory": memory(),
+        "shared_memory": shared_memory(),
+    }
 
 
 def variables() -> dict[str, str]:
