@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from chainer.optimizer_hooks import GradientClipping, GradientLARS
 
-from chainermn_comm import PeerError, Sharding
+from chainermn_comm import PeerError, RankMismatchError, Sharding
 from chainermn_modelparallel import ColumnParallelLinear, RowParallelLinear
 from chainermn_train import MultiNodeGradientClipping, create_multi_node_optimizer
 from chainermn_train.optimizers.gradient_set import Gradient, multiply_gradients
@@ -84,21 +84,6 @@ def test_parameters_follow_one_process(naive, double_precision, is_multi_node):
         np.testing.assert_allclose(part.array, array, rtol=0, atol=1e-10)
 
 
-class Raising:
-    """A hook that raises in one update."""
-
-    name = "raising"
-    call_for_each_param = False
-    timing = "pre"
-
-    def __call__(self, optimizer):
-        raise OSError("no hook today")
-
-
-def lose(_):
-    raise OSError("no batch today")
-
-
 def load(optimizer):
     snapshot = io.BytesIO()
     chainer.serializers.save_npz(snapshot, optimizer)
@@ -118,67 +103,46 @@ def load_with_gradients(optimizer, loss):
     optimizer.update()
 
 
-def raise_in_loss(optimizer, loss):
-    optimizer.update(lose, loss)
+KINDS = {
+    "plain": {},
+    "double_buffering": {"double_buffering": True},
+    "accumulate_steps": {"accumulate_steps": 2},
+}
 
 
-def raise_in_hook(optimizer, loss):
-    optimizer.remove_hook("MultiNodeGradientClipping")
-    optimizer.add_hook(Raising())
-    optimizer.add_hook(optimizer.clipping)
-    try:
-        optimizer.update(loss)
-    finally:
-        optimizer.remove_hook("raising")
+@pytest.fixture
+def clipped(naive):
+    """Makes an optimizer over the ranks with the same part, and its loss."""
+
+    def make(**options):
+        np.random.seed(0)
+        model = L.Linear(2, 2)
+        group = naive.split(naive.rank // 2, naive.rank)
+        model.W.shardings = (Sharding("shard", group),)
+        same_part = naive.split(naive.rank % 2, naive.rank)
+        optimizer = create_multi_node_optimizer(
+            chainer.optimizers.SGD(), same_part, **options
+        )
+        optimizer.setup(model)
+        optimizer.add_hook(MultiNodeGradientClipping(THRESHOLD, naive))
+        return optimizer, lambda: F.sum(model(np.ones((1, 2), "f4")))
+
+    return make
 
 
-@pytest.mark.parametrize("kind", ["plain", "double_buffering", "accumulate_steps"])
-@pytest.mark.parametrize(
-    ("fault", "number", "raises"),
-    [
-        (load_before_update, 2, False),
-        (load_before_update, 3, False),
-        (load_with_gradients, 2, False),
-        (load_with_gradients, 3, False),
-        (raise_in_loss, 2, True),
-        (raise_in_loss, 3, True),
-        (raise_in_hook, 3, True),
-    ],
-)
-def test_no_rank_of_a_model_steps_where_some_do_not(naive, kind, fault, number, raises):
-    """The ranks of one optimizer do something else; those of the other one wait in the hook."""
-    same_part = naive.split(naive.rank % 2, naive.rank)
-    np.random.seed(0)
-    model = L.Linear(2, 2)
-    model.W.shardings = (Sharding("shard", naive.split(naive.rank // 2, naive.rank)),)
-    options = {"plain": {}, "double_buffering": {"double_buffering": True}}
-    optimizer = create_multi_node_optimizer(
-        chainer.optimizers.SGD(),
-        same_part,
-        **options.get(kind, {"accumulate_steps": 2}),
-    )
-    optimizer.setup(model)
-    clipping = MultiNodeGradientClipping(THRESHOLD, naive)
-    optimizer.add_hook(clipping)
-    vars(optimizer.actual_optimizer)["clipping"] = clipping
-
-    def loss():
-        return F.sum(model(np.ones((1, 2), "f4")))
-
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("number", [2, 3])
+@pytest.mark.parametrize("load", [load_before_update, load_with_gradients])
+def test_no_rank_of_a_model_steps_where_some_do_not(naive, clipped, kind, number, load):
+    """The ranks of one optimizer load a state; those of the other one wait in the hook."""
+    optimizer, loss = clipped(**KINDS[kind])
     for _ in range(number):
         optimizer.update(loss)
     steps = optimizer.t
-    before = model.W.array.copy()
-    if naive.rank % 2 == 1:
-        optimizer.update(loss)
-    elif raises:
-        with pytest.raises((OSError, PeerError), match="today"):
-            fault(optimizer, loss)
+    if naive.rank % 2 == 0:
+        load(optimizer, loss)
     else:
-        fault(optimizer, loss)
-    if raises:
-        assert optimizer.t == steps
-        np.testing.assert_array_equal(model.W.array, before)
+        optimizer.update(loss)
     assert len(set(naive.allgather_obj(optimizer.t))) == 1
     for _ in range(6):
         optimizer.update(loss)
@@ -186,6 +150,29 @@ def test_no_rank_of_a_model_steps_where_some_do_not(naive, kind, fault, number, 
     assert len(set(naive.allgather_obj(optimizer.t))) == 1
     optimizer.flush()
     assert len(set(naive.allgather_obj(optimizer.t))) == 1
+
+
+def test_an_error_waits_for_no_rank_of_a_clipping_hook(naive, clipped):
+    optimizer, loss = clipped()
+    optimizer.update(loss)
+
+    def fail():
+        raise OSError("no batch")
+
+    if naive.rank % 2 == 0:
+        with pytest.raises(OSError, match="no batch"):
+            optimizer.update(fail)
+
+
+def test_parts_of_a_model_that_have_made_other_steps_are_told(naive, clipped):
+    """As where some ranks have loaded an older checkpoint."""
+    optimizer, loss = clipped()
+    optimizer.update(loss)
+    if naive.rank % 2 == 0:
+        optimizer.t = 5
+    with pytest.raises(RankMismatchError, match="load the same checkpoint on all"):
+        optimizer.update(loss)
+    assert optimizer.t == [5, 1][naive.rank % 2]
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")

@@ -25,8 +25,8 @@ from .agreement import (
 )
 from .gradient_clipping import (
     StartAgainError,
-    meeting_in_hooks,
     refuse_hooks_by_norm,
+    starts_again,
 )
 from .gradient_exchange import GradientExchange
 from .gradient_set import is_updated, present_gradient, rescale
@@ -112,8 +112,9 @@ class CollectiveUpdate:
     def update_without_examples(self) -> None:
         """Take part in the next collective update of other ranks (collective).
 
-        What has a gradient, from the last update say, has zeros then. Chainer doesn't
-        say that a parameter without values has none unless it was cleared.
+        A present gradient, such as the last update's, becomes zeros. A parameter without
+        values is cleared, because Chainer raises where somebody asks for the gradient of
+        one that isn't.
         """
         while self.accumulation.is_between:
             self.accumulation.num_calls += 1
@@ -145,10 +146,7 @@ class CollectiveUpdate:
 
     def _update_together(self, update: Callable[[], None]) -> None:
         """Make an update, or drop all gradients if ranks that hold the model start again."""
-        try:
-            with meeting_in_hooks(self._optimizer):
-                update()
-        except StartAgainError:
+        if starts_again(self._optimizer, update):
             self._drop_gradients()
 
     def _compute_and_step(
@@ -193,10 +191,11 @@ class CollectiveUpdate:
             accumulation.clear()
 
     def _agree_before_loss(self, call: str, can_share_first: bool) -> Action:
-        """Agree if there is something to settle (collective); others may be behind their loss.
+        """Agree now if this rank's state may differ (collective).
 
-        A failed step is reported only after backward, because other ranks may already
-        be communicating inside their loss.
+        Ranks that know of no difference agree after their loss. A failed step is reported
+        only after backward, because other ranks may already be communicating inside
+        their loss.
         """
         action = Action.GO_ON
         self.state.look_at(self._optimizer.target)
@@ -330,7 +329,7 @@ class CollectiveUpdate:
         try:
             if assign_means():
                 self._optimizer.update(None)
-        except StartAgainError:  # before the step, on all ranks
+        except StartAgainError:  # raised before the step
             raise
         except BaseException:
             # A hook's, say; this rank may not have stepped as the others did.

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from typing import Any
 
 from chainer.optimizer_hooks import GradientClipping, GradientLARS
 
-from chainermn_comm import CommunicationError, CommunicatorBase, global_norm
+from chainermn_comm import CommunicatorBase, global_norm
 
 from ..collective_errors import allgather_checked, require_communicator
+from ..slots import raise_if_different
 from .gradient_set import multiply_gradients
 
 # What becomes of an update.
 STEP = "a step"
 NO_STEP = "no step"
-START_AGAIN = "it failed, or rank 0's state went to all"
+START_AGAIN = "rank 0's state for all"
+
+_STEPS = (
+    "the number of steps (t) of the ranks that hold a model together (load the same "
+    "checkpoint on all of them, and let an error of one rank end the job)"
+)
 
 
-class StartAgainError(CommunicationError):
-    """Of the ranks that hold a model together some step and others don't.
-
-    All of them drop their gradients then, and make no step.
-    """
+class StartAgainError(Exception):
+    """An update makes no step; gradients that were added up, or are in flight, are dropped."""
 
 
 class MultiNodeGradientClipping:
@@ -37,7 +39,9 @@ class MultiNodeGradientClipping:
 
     It may be a hook of a Chainer optimizer and of a multi-node optimizer. Calling it is
     collective: all ranks of ``comm`` step in the same updates. Under a multi-node
-    optimizer none of them steps in an update that fails, or makes no step, on some.
+    optimizer none of them steps in an update that makes no step on some, as where rank
+    0's state is given to all. An update that raises on one rank should end the job:
+    ranks that hold other parts of the model wait in the hook for that rank.
 
     Args:
         threshold: the greatest norm that gradients keep, the same on all ranks.
@@ -55,7 +59,7 @@ class MultiNodeGradientClipping:
     def __init__(self, threshold: float, comm: CommunicatorBase) -> None:
         self.threshold = threshold
         self.comm = require_communicator(comm, type(self).__name__)
-        # Whether the other ranks wait for this one to call the hook, or to say why not.
+        # Whether the present update has yet to tell the other ranks what becomes of it.
         self._is_due = False
 
     def __call__(self, optimizer: Any) -> None:
@@ -64,51 +68,50 @@ class MultiNodeGradientClipping:
         Raises:
             ValueError: on all ranks, if some rank of a parameter's group isn't in
                 ``comm``.
+            RankMismatchError: on all ranks, if they have made different numbers of steps.
         """
-        self._meet(STEP)
+        if self._meet(STEP, optimizer):
+            raise StartAgainError
         norm = global_norm(self.comm, optimizer.target)
         if norm <= self.threshold:
             return
         # A norm that is no number makes all gradients so, as in Chainer.
         multiply_gradients(optimizer.target.params(), self.threshold / norm)
 
-    def _meet(self, outcome: str) -> None:
-        """Tell the other ranks what becomes of this rank's update, and hear it (collective).
-
-        Raises:
-            StartAgainError: other ranks have another outcome.
-        """
+    def _meet(self, outcome: str, optimizer: Any) -> bool:
+        """Tell what becomes of this rank's update; return whether ranks differ (collective)."""
         self._is_due = False
-        outcomes = allgather_checked(self.comm, self.name, lambda: outcome)
-        if len(set(outcomes)) > 1:
-            raise StartAgainError
+        own = outcome, getattr(optimizer, "t", 0)
+        rows = allgather_checked(self.comm, self.name, lambda: own)
+        steps = [{_STEPS: count} for _, count in rows]
+        raise_if_different(self.name, self.comm.rank, steps)
+        return rows.count(own) < len(rows)
 
 
-@contextmanager
-def meeting_in_hooks(optimizer: Any) -> Iterator[None]:
-    """Let the block be an update that meets the ranks of each clipping hook once (collective).
+def starts_again(optimizer: Any, update: Callable[[], None]) -> bool:
+    """Make an update that meets the ranks of each clipping hook once (collective).
 
     The ranks of a hook, which hold other parts of the model, are not those of the
-    optimizer. They would wait in the hook if this rank didn't come to call it.
+    optimizer. They would wait in the hook if this rank made no step and told them
+    nothing.
 
-    Raises:
-        StartAgainError: the ranks of a hook don't all step, and this one should.
+    Returns:
+        Whether the update has raised StartAgainError, or other ranks of a hook step and
+        this one doesn't. This rank, and they, must drop their gradients.
     """
     hooks = _hooks_of(optimizer)
     hooks = [each for each in hooks if isinstance(each, MultiNodeGradientClipping)]
     for hook in hooks:
         hook._is_due = True
+    outcome = NO_STEP
     try:
-        yield
-        for hook in hooks:
-            if hook._is_due:
-                hook._meet(NO_STEP)
-    except BaseException:
-        for hook in hooks:
-            if hook._is_due:
-                with suppress(CommunicationError):
-                    hook._meet(START_AGAIN)
-        raise
+        update()
+    except StartAgainError:
+        outcome = START_AGAIN
+    for hook in hooks:
+        if hook._is_due and hook._meet(outcome, optimizer):
+            outcome = START_AGAIN
+    return outcome == START_AGAIN
 
 
 def refuse_hooks_by_norm(optimizer: Any, parts: list[tuple[str, Any]]) -> None:
