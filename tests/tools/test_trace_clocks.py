@@ -45,14 +45,13 @@ def test_a_shared_clock_beats_a_measured_one(tmp_path):
     assert [call.start for call in calls(run)] == [0, 1000]
 
 
-def test_comparisons_too_close_for_a_slope_give_none():
-    add = np.array([0.0, 10.0])
-    offset = clocks.ClockOffset(1, 0, np.array([0.0, 1e4]), add, error=10.0)
-    assert offset.apply(np.array([1e8]))[0] == 1e8 + 10
-    exact = clocks.ClockOffset(1, 0, np.array([0.0, 1e6]), add, error=1.0)
-    assert exact.apply(np.array([2e6, -1e6])) == pytest.approx([2e6 + 20, -1e6 - 10])
-    there = exact.apply(np.array([5e5]))
-    assert exact.reversed().apply(there) == pytest.approx([5e5])
+@pytest.mark.parametrize(("span", "error", "slope"), [(1e4, 10, 0), (1e6, 1, 1e-5)])
+def test_comparisons_too_close_for_a_slope_give_none(span, error, slope):
+    at = np.array([0.0, span])
+    offset = clocks.ClockOffset(1, 0, at, np.array([0.0, 10.0]), error)
+    assert offset.apply(np.array([1e8])) == pytest.approx(
+        1e8 + 10 + slope * (1e8 - span)
+    )
 
 
 def test_clocks_that_nobody_compared_go_by_the_time_of_day(tmp_path):

@@ -32,14 +32,14 @@ MOST_RANKS = 4
     "names",
     multiple=True,
     metavar="NAME",
-    help="One to measure; may be given several times. Without it, all.",
+    help="A communicator to measure; may be given several times. Without it, all.",
 )
 @click.option(
     "--max-size",
     type=click.Choice(list(SIZES)),
     default="64M",
     show_default=True,
-    help="The largest size of the arrays, in bytes.",
+    help="The largest array.",
 )
 @click.option("--plot", metavar="FILE", help="Draw a picture, such as bench.png.")
 @click.pass_context
@@ -52,13 +52,13 @@ def bench(
 ) -> None:
     """Check what communicators return, and measure how fast they are.
 
-    It prints one table: the time of a call, the median of many, by size. Arrays lie in
-    host memory, and 64M needs 256 MiB of it for each rank. Each value is compared with
-    what it must be, before and after the calls are timed. The run takes up to a
-    minute.
+    The result is one table: the median time of a call, by the bytes of the array, which
+    lies in host memory. The largest size, 64M, needs 256 MiB for each rank. Every value
+    is compared with the right one, before and after the calls are timed. The run takes
+    up to a minute.
 
-    It starts the ranks by itself, on this host, or measures those that an MPI launcher
-    started:
+    The command starts ranks on this host. Inside a launcher it measures the ranks that
+    are there:
 
     \b
         chainermn bench -n 4 --plot bench.png

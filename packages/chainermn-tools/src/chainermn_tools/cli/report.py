@@ -18,14 +18,15 @@ from chainermn_tools.formatting import printable
     "--output",
     metavar="FILE",
     default="report.html",
-    help="The page to write. [report.html]",
+    show_default=True,
+    help="The page to write.",
 )
 def report(results: tuple[str, ...], output: str) -> None:
-    """Show a job in one HTML file: learning curves, ranks' time lines, waiting, environment.
+    """Draw a job as a web page: curves, time lines, environment.
 
-    A RESULT is a folder or a file. In a trainer's result folder it looks for the file
-    "log" of LogReport, for "env.json", and for a trace, also one folder deeper. Without
-    "env.json" the page shows the environment of this machine:
+    A RESULT is a folder or a file. Of a folder the page shows the file "log", which the
+    trainer's LogReport writes, the file "env.json", and a trace, which may be one folder
+    deeper. Without "env.json" the page shows the environment of this machine:
 
     \b
         chainermn env --json > result/env.json

@@ -8,11 +8,11 @@ import click
 @click.command()
 @click.argument("job", type=int, required=False)
 def stacks(job: int | None) -> None:
-    """Print the Python stacks of all ranks of a running job, which runs on.
+    """Print the Python stacks of a running job's ranks.
 
-    Ranks with the same stack share one. Run it on the job's first host to see all
-    ranks; another host shows its own. JOB is the PID of mpiexec, or of a rank, on this
-    host; without it, the only job here:
+    The job runs on. Ranks with the same stack share one. Run it on the job's first host
+    to see all ranks; another host shows its own. JOB is the PID of mpiexec, or of a
+    rank, on this host; without it, the only job here:
 
     \b
         chainermn stacks 4711

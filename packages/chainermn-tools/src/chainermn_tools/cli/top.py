@@ -29,11 +29,12 @@ SORT_KEYS = (
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, once.")
 def top(job: int | None, sort: str, as_json: bool) -> None:
-    """Look into a running job: what each rank does, and for which one others wait.
+    """Show what each rank of a running job does now.
 
-    Run it on the job's first host to see all ranks; another host shows its own. JOB is
-    the PID of mpiexec, or of a rank, on this host; without it, the only job here. On a
-    terminal the table is refreshed until Ctrl-C:
+    The last line names the rank that others wait for most. Run it on the job's first
+    host to see all ranks; another host shows its own. JOB is the PID of mpiexec, or of
+    a rank, on this host; without it, the only job here. On a terminal the table is
+    refreshed until Ctrl-C:
 
     \b
         chainermn top --sort waited_for

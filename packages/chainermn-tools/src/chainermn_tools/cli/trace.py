@@ -30,8 +30,8 @@ def trace(
 ) -> None:
     """Show what a traced job's communicators did, and who was late.
 
-    A job writes a trace, one file a rank, into the folder DIR when it is started with
-    CHAINERMN_TRACE=DIR; a file of a rank stands for its run:
+    If CHAINERMN_TRACE names a folder, each rank of a job writes a file there. DIR is that
+    folder, or one rank's file:
 
     \b
         mpiexec -genv CHAINERMN_TRACE traces -n 4 python train.py
