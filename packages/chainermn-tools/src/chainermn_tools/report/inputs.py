@@ -96,8 +96,6 @@ def _kinds(path: Path) -> Iterator[tuple[str, Path]]:
             with suppress(OSError):  # others' folders beside the trace
                 if any(map(trace.is_trace, folder.iterdir())):
                     yield TRACE, folder
-    elif path.exists() and not path.is_file():  # a pipe, for which it would wait
-        raise NoReport(f"{path} is neither a file nor a folder")
     elif trace.is_trace(path):
         yield TRACE, path
     elif path.read_bytes().lstrip()[:1] == b"{":

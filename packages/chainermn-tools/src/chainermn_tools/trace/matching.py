@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 
 import numpy as np
 
@@ -15,10 +16,13 @@ def match(run: Run) -> tuple[list[Collective], int]:
     Return the collective calls of more than one rank in the order of time, and how many
     lack ranks.
     """
-    _match_messages(run)
+    waits = Waits(run.table)
+    _match_messages(run, waits)
     members: dict[str, list[int]] = {}
     for trace in run.ranks.values():
         members.update(trace.members)
+    operations = run.table["operation"]
+    ranks = run.table["rank"]
     found = []
     incomplete = 0
     for (communicator, sequence), rows in _collectives(run).items():
@@ -26,8 +30,45 @@ def match(run: Run) -> tuple[list[Collective], int]:
         if sorted(rows) != sorted(members.get(name, [])):
             incomplete += 1
         elif len(rows) > 1:
-            found.append(_wait_for_last(run, name, sequence, list(rows.values())))
+            last, waited = waits.record_all(rows.values())
+            call = Collective(
+                at_seconds=waits.starts[last] / 1e6,
+                operation=run.names[operations[last]],
+                communicator=name,
+                number=sequence,
+                rank=int(ranks[last]),
+                others_waited_seconds=waited / 1e6,
+            )
+            found.append(call)
     return sorted(found), incomplete
+
+
+class Waits:
+    """Records for how long calls waited for others, by their rows in the table."""
+
+    def __init__(self, table: np.ndarray) -> None:
+        self.starts: list[float] = table["start"].tolist()
+        self.ends: list[float] = table["end"].tolist()
+        self._ranks = table["rank"]
+        self._waited = table["waited"]  # views, as is the next one
+        self._late = table["late"]
+
+    def record(self, early: int, late: int) -> float:
+        """Record that a call waited for a later one, and return for how long."""
+        until = min(self.starts[late], self.ends[early])
+        waited = max(0.0, until - self.starts[early])
+        self._waited[early] = waited
+        self._late[early] = self._ranks[late]
+        return waited
+
+    def record_all(self, rows: Collection[int]) -> tuple[int, float]:
+        """Record that calls waited for the last one; return that, and the sum of waiting."""
+        last = max(rows, key=lambda row: self.starts[row])
+        waited = 0.0
+        for row in rows:
+            if row != last:
+                waited += self.record(row, last)
+        return last, waited
 
 
 def _collectives(run: Run) -> dict[tuple[int, int], dict[int, int]]:
@@ -35,69 +76,34 @@ def _collectives(run: Run) -> dict[tuple[int, int], dict[int, int]]:
     found: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
     columns = run.table[["communicator", "sequence", "rank"]].tolist()
     for row, (communicator, sequence, rank) in enumerate(columns):
-        if (
-            sequence != NONE
-        ):  # the last of several calls of a rank under one number counts
+        # The last of several calls of a rank under one number counts.
+        if sequence != NONE:
             found[communicator, sequence][rank] = row
     return found
 
 
-def _wait_for_last(run: Run, name: str, sequence: int, rows: list[int]) -> Collective:
-    """Record that the calls, rows of the table, waited for the one that came last."""
-    last = rows[0]
-    for row in rows:
-        if run.table["start"][row] > run.table["start"][last]:
-            last = row
-    waited = 0.0
-    for row in rows:
-        if row != last:
-            waited += _wait(run, row, last)
-    call = run.table[last]
-    return Collective(
-        at_seconds=float(call["start"]) / 1e6,
-        operation=run.names[call["operation"]],
-        communicator=name,
-        number=sequence,
-        rank=int(call["rank"]),
-        others_waited_seconds=waited / 1e6,
-    )
-
-
-def _match_messages(run: Run) -> None:
+def _match_messages(run: Run, waits: Waits) -> None:
     """Match the k-th that is sent with the k-th that is received, by pair of ranks and tag."""
     sent: dict[tuple[int, ...], list[int]] = defaultdict(list)
     received: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    columns = run.table[
-        ["rank", "operation", "communicator", "sequence", "peer", "tag"]
-    ]
-    for row in np.argsort(run.table["start"], kind="stable").tolist():
-        rank, operation, communicator, sequence, peer, tag = columns[row].item()
+    messages = np.flatnonzero(run.table["sequence"] == NONE)
+    in_time = messages[np.argsort(run.table["start"][messages], kind="stable")]
+    columns = run.table[["rank", "operation", "communicator", "peer", "tag"]]
+    for row in in_time.tolist():
+        rank, operation, communicator, peer, tag = columns[row].item()
         members = run.ranks[rank].members.get(run.names[communicator], [])
-        if sequence != NONE or not 0 <= peer < len(members):
+        if not 0 <= peer < len(members):
             continue
         other = members[peer]
         if run.names[operation].startswith("send"):
             sent[communicator, rank, other, tag].append(row)
         else:
             received[communicator, other, rank, tag].append(row)
+    nbytes = run.table["nbytes"]
     for key, sends in sent.items():
         for send, receive in zip(sends, received[key], strict=False):
-            early = run.table[send]  # a view
-            late = run.table[receive]
-            late["nbytes"] = (
-                late["nbytes"] or early["nbytes"]
-            )  # a receiver may not know
-            if early["start"] < late["start"]:
-                _wait(run, send, receive)
+            nbytes[receive] = nbytes[receive] or nbytes[send]  # a receiver may not know
+            if waits.starts[send] < waits.starts[receive]:
+                waits.record(send, receive)
             else:
-                _wait(run, receive, send)
-
-
-def _wait(run: Run, early: int, late: int) -> float:
-    """Record that a call waited for another, by their rows; return for how long."""
-    call = run.table[early]  # a view
-    other = run.table[late]
-    until = min(other["start"], call["end"])
-    call["waited"] = max(0.0, until - call["start"])
-    call["late"] = other["rank"]
-    return float(call["waited"])
+                waits.record(receive, send)
