@@ -153,25 +153,22 @@ def _header(event: Any) -> RankTrace:
 def _call(rank: int, event: Any, names: dict[str, int]) -> tuple[float, ...]:
     """Return a call as a row of ``CALL``; new names are added to those that are known."""
     args = event["args"]
-    start = _finite(event["ts"])
+    operation = names.setdefault(str(event["name"]), len(names))
+    communicator = names.setdefault(str(args["communicator"]), len(names))
     error = NONE
     if args.get("error") is not None:
         error = names.setdefault(str(args["error"]), len(names))
-    return (
-        rank,
-        names.setdefault(str(event["name"]), len(names)),
-        names.setdefault(str(args["communicator"]), len(names)),
-        error,
-        NONE,
-        start,
-        start + max(0.0, _finite(event["dur"])),
-        0.0,
-        _integer(args["bytes"]),
-        _integer(args.get("sequence")),
-        _integer(args.get("root", args.get("peer"))),
-        _integer(args.get("tag")),
-        _integer(event["tid"]),
-    )
+    late = NONE
+    start = _finite(event["ts"])
+    end = start + max(0.0, _finite(event["dur"]))
+    waited = 0.0
+    nbytes = _integer(args["bytes"])
+    sequence = _integer(args.get("sequence"))
+    peer = _integer(args.get("root", args.get("peer")))
+    tag = _integer(args.get("tag"))
+    thread = _integer(event["tid"])
+    known = (rank, operation, communicator, error, late, start, end, waited)
+    return (*known, nbytes, sequence, peer, tag, thread)
 
 
 def _take(trace: RankTrace, event: Any) -> None:
@@ -181,12 +178,11 @@ def _take(trace: RankTrace, event: Any) -> None:
         ranks = [_integer(rank) for rank in args["ranks"]]
         trace.members[str(args["communicator"])] = ranks
     elif event["name"] == CLOCK:
-        comparison = (
-            _finite(args["at"]),
-            _finite(args["ahead"]),
-            _finite(args["round_trip"]),
-        )
-        trace.clocks.setdefault(str(args["communicator"]), []).append(comparison)
+        at = _finite(args["at"])
+        ahead = _finite(args["ahead"])
+        round_trip = _finite(args["round_trip"])
+        comparisons = trace.clocks.setdefault(str(args["communicator"]), [])
+        comparisons.append((at, ahead, round_trip))
     else:
         trace.other.append(to_json(event))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,7 +27,7 @@ def summarize(
     operations = by_operation(run)
     ranks = by_rank(run, collectives)
     warnings = list(run.warnings)
-    raised = [row["operation"] for row in operations if row["raised"]]
+    raised = [row.operation for row in operations if row.raised]
     if raised:
         warnings.append(f"raised on a rank: {', '.join(raised)}")
     if incomplete:
@@ -41,74 +41,101 @@ def summarize(
         "calls": len(run.table),
         "seconds": run.length / 1e6,
         "clock_error_seconds": error / 1e6,
-        "operations": operations,
-        "ranks": ranks,
+        "operations": [row._asdict() for row in operations],
+        "ranks": [row._asdict() for row in ranks],
         "longest_waits": [call._asdict() for call in longest[:LONGEST]],
         "warnings": warnings,
         "verdict": _verdict(ranks),
     }
 
 
-def by_operation(run: Run) -> list[dict[str, Any]]:
-    """Return the operations, calls of all ranks together, the one with the longest total first."""
+class OperationRow(NamedTuple):
+    """An operation, calls of all ranks together."""
+
+    operation: str
+    calls: int
+    total_seconds: float
+    median_seconds: float
+    longest_seconds: float
+    waiting_seconds: float  # for other ranks; part of the total
+    bytes: int | None  # None where nothing is known
+    gb_per_second: float | None  # of the time in which the calls didn't wait
+    raised: int  # calls that ended by an exception
+
+
+def by_operation(run: Run) -> list[OperationRow]:
+    """Return the operations, the one with the longest total first."""
     found = []
     for number in np.unique(run.table["operation"]).tolist():
         calls = run.table[run.table["operation"] == number]
-        times = (calls["end"] - calls["start"]) / 1e6
-        total = float(times.sum())
+        times = calls["end"] - calls["start"]
+        total = _seconds(times)
         waited = _seconds(calls["waited"])
         moving = total - waited
         # The sum of millions of calls' bytes may be beyond an integer of 64 bits.
-        nbytes = sum(calls["nbytes"].tolist())
+        nbytes = sum(calls["nbytes"].tolist()) or None
         rate = None
         if nbytes and moving > 0:
             rate = nbytes / moving / 1e9
-        summary = {
-            "operation": run.names[number],
-            "calls": len(calls),
-            "total_seconds": total,
-            "median_seconds": float(np.median(times)),
-            "longest_seconds": float(times.max()),
-            "waiting_seconds": waited,  # for other ranks; part of the total
-            "bytes": nbytes or None,
-            "gb_per_second": rate,  # of the time in which they didn't wait
-            "raised": int((calls["error"] != NONE).sum()),
-        }
-        found.append(summary)
-    return sorted(found, key=lambda row: -row["total_seconds"])
+        has_raised = calls["error"] != NONE
+        row = OperationRow(
+            operation=run.names[number],
+            calls=len(calls),
+            total_seconds=total,
+            median_seconds=float(np.median(times)) / 1e6,
+            longest_seconds=float(times.max()) / 1e6,
+            waiting_seconds=waited,
+            bytes=nbytes,
+            gb_per_second=rate,
+            raised=int(has_raised.sum()),
+        )
+        found.append(row)
+    return sorted(found, key=lambda row: -row.total_seconds)
 
 
-def by_rank(run: Run, collectives: Sequence[Collective]) -> list[dict[str, Any]]:
+class RankRow(NamedTuple):
+    """A rank, all its calls together."""
+
+    rank: int
+    host: str
+    calls: int
+    in_calls_seconds: float
+    waiting_seconds: float  # for other ranks; part of the time in calls
+    others_waited_seconds: float  # for this rank, in sum
+    came_last: int  # to collective calls
+
+
+def by_rank(run: Run, collectives: Sequence[Collective]) -> list[RankRow]:
     """Return the ranks, the one that others waited for longest first."""
     came_last = Counter(call.rank for call in collectives)
     found = []
     for rank, trace in run.ranks.items():
         calls = run.calls_of(rank)
-        kept = run.table["waited"][run.table["late"] == rank]
-        summary = {
-            "rank": rank,
-            "host": trace.host,
-            "calls": len(calls),
-            "in_calls_seconds": _seconds(calls["end"] - calls["start"]),
-            "waiting_seconds": _seconds(calls["waited"]),  # part of those
-            "others_waited_seconds": _seconds(kept),
-            "came_last": came_last[rank],  # to collective calls
-        }
-        found.append(summary)
-    return sorted(found, key=lambda row: -row["others_waited_seconds"])
+        is_late = run.table["late"] == rank
+        row = RankRow(
+            rank=rank,
+            host=trace.host,
+            calls=len(calls),
+            in_calls_seconds=_seconds(calls["end"] - calls["start"]),
+            waiting_seconds=_seconds(calls["waited"]),
+            others_waited_seconds=_seconds(run.table["waited"][is_late]),
+            came_last=came_last[rank],
+        )
+        found.append(row)
+    return sorted(found, key=lambda row: -row.others_waited_seconds)
 
 
 def _seconds(micros: np.ndarray) -> float:
     return float(micros.sum()) / 1e6
 
 
-def _verdict(ranks: Sequence[dict[str, Any]]) -> str:
-    total = sum(row["others_waited_seconds"] for row in ranks)
-    worst = ranks[0]
+def _verdict(ranks: Sequence[RankRow]) -> str:
+    total = sum(row.others_waited_seconds for row in ranks)
     if not total:
         return "No rank was waited for."
-    waited = format_duration(worst["others_waited_seconds"])
+    worst = ranks[0]
+    waited = format_duration(worst.others_waited_seconds)
     return (
-        f"Others wait most for rank {worst['rank']} on {worst['host']}: "
+        f"Others wait most for rank {worst.rank} on {worst.host}: "
         f"{waited} of {format_duration(total)} of all waiting"
     )

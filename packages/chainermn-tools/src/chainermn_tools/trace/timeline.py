@@ -29,41 +29,49 @@ def time_lines(run: Run, summary: dict[str, Any]) -> dict[str, Any]:
     length = run.length or 1.0
     bins = min(MOST_BINS, MOST_CELLS // len(ranks))
     edges = np.linspace(0, length, bins + 1)
-    lines = []
-    for rank in ranks:
-        calls = run.calls_of(rank)
-        inside = _covered(calls["start"], calls["end"], edges)
-        waiting = _covered(calls["start"], calls["start"] + calls["waited"], edges)
-        line = {
-            "rank": rank,
-            "host": run.ranks[rank].host,
-            "waiting": _encoded(np.minimum(waiting, inside)),
-            "inside": _encoded(inside),
-        }
-        lines.append(line)
     calls = _longest_calls(run, ranks)
     shown = f"Shown: {len(ranks)} of {len(run.ranks)} ranks"
     return {
         "length": length,
-        "lines": lines,
+        "lines": [_line(run, rank, edges) for rank in ranks],
         "shown": f"{shown}; singly, {len(calls)} of {len(run.table)} calls.",
         "complete": len(calls) < MOST_CALLS,
         "names": run.names,
-        "calls": {
-            "row": np.searchsorted(ranks, calls["rank"]).tolist(),
-            "name": calls["operation"].tolist(),
-            "late": calls["late"].tolist(),  # negative where nobody was waited for
-            "start": np.round(calls["start"], 1).tolist(),
-            "end": np.round(calls["end"], 1).tolist(),
-            "waited": np.round(calls["waited"], 1).tolist(),
-        },
+        "calls": _columns(calls, ranks),
     }
+
+
+def _line(run: Run, rank: int, edges: np.ndarray) -> dict[str, Any]:
+    """Return a rank's shares of the bins between edges."""
+    calls = run.calls_of(rank)
+    start = calls["start"]
+    inside = _covered(start, calls["end"], edges)
+    waiting = _covered(start, start + calls["waited"], edges)
+    waiting = np.minimum(waiting, inside)
+    return {
+        "rank": rank,
+        "host": run.ranks[rank].host,
+        "waiting": _encoded(waiting),
+        "inside": _encoded(inside),
+    }
+
+
+def _columns(calls: np.ndarray, ranks: list[int]) -> dict[str, Any]:
+    """Return calls column by column; a negative rank is late where nobody was waited for."""
+    columns = {}
+    for name in ("start", "end", "waited"):
+        columns[name] = np.round(calls[name], 1).tolist()
+    columns["row"] = np.searchsorted(ranks, calls["rank"]).tolist()
+    columns["name"] = calls["operation"].tolist()
+    columns["late"] = calls["late"].tolist()
+    return columns
 
 
 def _encoded(share: np.ndarray) -> str:
     """Return the shares of bins, from 0 to 1, as the bytes that the page's script reads."""
-    levels = np.rint(FULL * np.clip(share, 0, 1)).astype(np.uint8)
-    return base64.b64encode(levels.tobytes()).decode()
+    levels = np.rint(FULL * np.clip(share, 0, 1))
+    text = levels.astype(np.uint8).tobytes()
+    return base64.b64encode(text).decode()
 
 
 def _longest_calls(run: Run, ranks: list[int]) -> np.ndarray:
