@@ -19,7 +19,7 @@ class Page(HTMLParser):
         self.sections: dict[str, str] = {}  # texts by the id of their section
         self.scripts: list[str] = []
         self.text = ""
-        self.open: list[tuple[str, str]] = []
+        self.open: list[tuple[str, str]] = []  # tags and their ids
         self.feed(text)
         self.close()
         assert self.open == [], "each element is closed"

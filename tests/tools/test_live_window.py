@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import pytest
@@ -114,13 +113,6 @@ def test_steps_are_updates_a_second_and_examples_those_in_them(counts, steps, ex
 )
 def test_ranks_are_sorted_by_number_or_the_largest_first(sort, order):
     assert [*summary(LATE, sort=sort)[1]] == order
-
-
-def test_memory_is_known_of_ranks_on_this_host():
-    (rank,) = ranks(outside(0))
-    assert summary(job_of([rank]))[1][0]["memory_bytes"] is None
-    rank = replace(rank, host=os.uname().nodename, pid=os.getpid())
-    assert summary(job_of([rank]))[1][0]["memory_bytes"] > 1 << 20
 
 
 @pytest.mark.parametrize(("cost", "pause", "times"), [(0.01, 0.5, 4), (2.5, 2.0, 1)])

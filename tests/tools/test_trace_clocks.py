@@ -7,7 +7,7 @@ from chainermn_tools.trace import clocks
 from tests.support.tools.traces import Made, calls, unaligned
 
 
-@pytest.mark.parametrize("drift", [0.0, 5e-5, -5e-5])
+@pytest.mark.parametrize("drift", [5e-5, -5e-5])
 def test_clocks_are_aligned_with_drift_and_over_other_ranks(tmp_path, drift):
     """Rank 2 was compared with 1, and 1 with 0, whose times are the true ones."""
 

@@ -72,12 +72,10 @@ def align(run: Run) -> float:
 def _ways(offsets: list[ClockOffset], first: int) -> dict[int, list[ClockOffset]]:
     """Return the offsets that lead from ranks to the first one, one after another."""
     ways: dict[int, list[ClockOffset]] = {first: []}
-    todo = [first]
-    for known in todo:  # grows meanwhile
+    for _ in offsets:  # a way may lead over all ranks
         for offset in offsets:
-            if offset.to == known and offset.rank not in ways:
-                ways[offset.rank] = [offset, *ways[known]]
-                todo.append(offset.rank)
+            if offset.to in ways and offset.rank not in ways:
+                ways[offset.rank] = [offset, *ways[offset.to]]
     return ways
 
 
