@@ -130,7 +130,8 @@ def test_a_run_without_calls_is_shown(tmp_path):
         ("log", "[", "log of LogReport: Expecting value"),
         ("log", "[1]", "log is not a log of LogReport"),
         ("log", "[" * 100_000, "log of LogReport: maximum recursion"),
-        ("env.json", '{"a": 1}', "is not what `chainermn env --json` prints"),
+        ("log", "5", "log is not a log of LogReport"),
+        ("env.json", "[]", "is not what `chainermn env --json` prints"),
         ("trace/x.rank0.json", "[", "doesn't begin as a trace does"),
     ],
 )

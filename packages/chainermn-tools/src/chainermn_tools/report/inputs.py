@@ -53,14 +53,12 @@ def find(paths: Sequence[Path]) -> Inputs:
     if LOG not in places and TRACE not in places:
         raise NoReport("; ".join(found.notes))
     if LOG in places:
-        found.log = _read(places[LOG], LOG)
-        if not (found.log and all(isinstance(entry, dict) for entry in found.log)):
+        found.log = _read(places[LOG], LOG, list)
+        if not all(isinstance(entry, dict) for entry in found.log or [None]):
             raise NoReport(f"{places[LOG]} is not {FOUND[LOG]}")
     if ENVIRONMENT in places:
-        found.environment = _read(places[ENVIRONMENT], ENVIRONMENT)
+        found.environment = _read(places[ENVIRONMENT], ENVIRONMENT, dict)
         found.environment_of = str(places[ENVIRONMENT])
-        if "packages" not in (found.environment or ()):
-            raise NoReport(f"{places[ENVIRONMENT]} is not {FOUND[ENVIRONMENT]}")
     if TRACE in places:
         try:
             run = trace.read(places[TRACE])
@@ -104,9 +102,12 @@ def _kinds(path: Path) -> Iterator[tuple[str, Path]]:
         yield LOG, path
 
 
-def _read(path: Path, kind: str) -> Any:
-    """Return what a file of JSON holds, which should be of this kind."""
+def _read(path: Path, kind: str, form: type) -> Any:
+    """Return what a file of JSON holds, which must be of this kind, and so of this form."""
     try:
-        return json.loads(path.read_text("utf-8", errors="replace"))
+        found = json.loads(path.read_text("utf-8", errors="replace"))
     except (OSError, ValueError, RecursionError) as error:
         raise NoReport(f"{path} can't be read as {FOUND[kind]}: {error}") from None
+    if not isinstance(found, form):
+        raise NoReport(f"{path} is not {FOUND[kind]}")
+    return found
