@@ -195,7 +195,7 @@ def broadcast_slots(
 ) -> None:
     """Give rank 0's values to all ranks, which have each other's facts (collective).
 
-    Numbers are taken from rank 0's facts; what has arrays is broadcast. If rank 0 has no
+    Numbers are taken from rank 0's facts; arrays are broadcast. If rank 0 has no
     value, the first rank that has one gives it: a link learns the shapes of its
     parameters and statistics from its first examples, and rank 0 may have had none.
 
@@ -213,13 +213,19 @@ def broadcast_slots(
         here = {slot.name: slot for slot in slots_of(optimizer)}
 
         def give(name: str) -> None:
-            root, value = _first_with(name, rows)
+            root, fact = _first_with(name, rows)
             leaves: list[Any] = []
-            map_leaves(leaves.append, value)
-            if any(isinstance(leaf, ArrayForm) for leaf in leaves):
-                if rank == root:
-                    value = map_leaves(to_host, here[name].get())
-                value = communicator.bcast_obj(value, root=root)
+            if rank == root:
+                map_leaves(leaves.append, here[name].get())
+            own = iter(leaves)
+
+            def receive(fact: Any) -> Any:
+                leaf = next(own, None)
+                if isinstance(fact, ArrayForm):
+                    return communicator.bcast(leaf, root=root)
+                return fact
+
+            value = map_leaves(receive, fact)
             if rank != root and name in here and value is not None:
                 here[name].set(value)
 
