@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 KIB = 1 << 10
-# Of tables elsewhere than on a terminal.
-PLAIN_WIDTH = 200
+# Of a table elsewhere than on a terminal: nothing is folded there.
+PLAIN_WIDTH = 1 << 20
 MOST_RECORDS = 32
 GAP = 2  # between columns
 BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -113,20 +113,22 @@ def print_text(text: str, console: Console, style: str = "", indent: int = 0) ->
 def print_row(
     cells: Sequence[tuple[str, str]], widths: Sequence[int], console: Console
 ) -> None:
-    """Print texts with their styles side by side; the last one has no width, and is wrapped."""
+    """Print texts with their styles side by side; the last one has no width.
+
+    A terminal folds what is too long for it; elsewhere each text is one line.
+    """
     from rich.table import Table
     from rich.text import Text
 
-    if not console.is_terminal:
-        *first, last = [" ".join(text.split("\n")) for text, _ in cells]
-        padded = [text.ljust(width) for text, width in zip(first, widths, strict=True)]
-        print_line("  ".join([*padded, last]).rstrip(), console)
-        return
     row = Table.grid(padding=(0, GAP, 0, 0))
     for width in widths:
         row.add_column(width=width, overflow="fold")
-    row.add_column(overflow="fold", ratio=1)
-    row.add_row(*(Text(text, style=style) for text, style in cells))
+    row.add_column(overflow="fold")
+    texts = [Text(printable(text, kept="\n"), style=style) for text, style in cells]
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
+        texts = [Text(text.plain.replace("\n", " ")) for text in texts]
+    row.add_row(*texts)
     console.print(row)
 
 
