@@ -144,9 +144,9 @@ def test_missing_ranks_and_other_files_are_said(tmp_path):
     run, collectives, incomplete = matched(tmp_path)
     assert (len(collectives), incomplete) == (0, 2)
     assert run.warnings == [
-        f"{RUN}.rank7.json doesn't begin as a trace does",
-        f"{RUN}.rank8.json doesn't begin as a trace does",
-        "no file of 1 of 2 ranks: 0",
+        f"{RUN}.rank7.json is empty, or doesn't begin as a trace does",
+        f"{RUN}.rank8.json is empty, or doesn't begin as a trace does",
+        "no trace of 1 of 2 ranks: 0",
     ]
 
 

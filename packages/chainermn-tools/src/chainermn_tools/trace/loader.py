@@ -76,7 +76,7 @@ def _warn(run: Run) -> None:
     missing = [rank for rank in range(number) if rank not in run.ranks]
     if missing:
         listed = join_first(missing, MAX_LISTED)
-        run.warnings.append(f"no file of {len(missing)} of {number} ranks: {listed}")
+        run.warnings.append(f"no trace of {len(missing)} of {number} ranks: {listed}")
     for trace in run.ranks.values():
         if trace.damaged:
             lines = format_count(trace.damaged, "line")
@@ -121,7 +121,9 @@ def _calls(paths: Sequence[Path], run: Run) -> Iterator[tuple[float, ...]]:
         try:
             trace = _header(next(events, None))
         except DAMAGE:
-            run.warnings.append(f"{path.name} doesn't begin as a trace does")
+            run.warnings.append(
+                f"{path.name} is empty, or doesn't begin as a trace does"
+            )
             continue
         run.ranks[trace.rank] = trace
         for event in events:
