@@ -76,7 +76,8 @@ def shortened(text: str, folder: Path) -> str:
     """The text with the paths and the name that a user's machine may have."""
     for pattern, name in (
         (re.escape(str(folder)), "/scratch/job"),
-        (re.escape(f"{ROOT}/tests/chaos"), "/home/user"),
+        # Jobs in / name files without the first slash.
+        (f"/?{re.escape(str(ROOT)[1:])}/tests/chaos", "/home/user"),
         (rf"{re.escape(str(ROOT))}/packages/[\w-]+/src", "/venv/site-packages"),
         (rf"{re.escape(sys.prefix)}/lib/[\w.]+/site-packages", "/venv/site-packages"),
         (re.escape(sys.prefix), "/venv"),

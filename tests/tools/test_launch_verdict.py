@@ -79,6 +79,8 @@ def test_a_job_succeeds_when_mpiexec_says_so_and_no_rank_reports_a_failure(one):
         (output(ABORTED, status=3), 3, r"rank 1 on h1 failed first: os._exit\(3\) bef"),
         (output(ABORTED, EXITED, status=3), 3, r"rank 1 on h1 .*_exit\(3\) before"),
         (output(failed(1, "E: x", 3), status=3), 3, r"rank 1 on h1 .*: E: x \(exit st"),
+        (output(failed(1, "E"), failed(0, "E")), 1, "rank 0 on h0 failed first: E "),
+        (output(failed(1, "E"), failed(0, "F")), 1, "rank 1 on h1 failed first: E "),
         (output(PEER, failed(1, "E: x", 4)), 4, "rank 1 on h1 failed first: E: x"),
         (output(PEER), 1, "rank 0 on h0 failed first: PeerError"),
         (output(lost=[KILLED], status=9), 137, r"rank 1 on h1 .* signal 9 \(SIGKILL\)"),

@@ -62,9 +62,10 @@ def classify(output: JobOutput, ranks: int) -> JobResult:
         cause = "all ranks have saved and left, as a signal warned of the end"
         return _of_job(cause, LEAVING_STATUS, restartable=False)
 
-    for event in failed:
-        if not event["secondary"]:
-            return _of_error(event, output)
+    primary = [event for event in failed if not event["secondary"]]
+    if primary:  # of ranks that fail alike, blame the lowest
+        alike = [event for event in primary if event["what"] == primary[0]["what"]]
+        return _of_error(min(alike, key=lambda event: event.rank), output)
     for event in output.events:
         if event.kind == "watchdog_abort":  # its SIGTERM is no rank's fault
             cause = f"the watchdog ended the job: {event['reason']}"
