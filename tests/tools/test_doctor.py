@@ -485,6 +485,7 @@ def test_what_slurm_grants(machine, status, said, fix, planted):
     programs = {
         name: f"printf %s '{planted.pop(name, '')}'" for name in ("sinfo", "squeue")
     }
+    programs["scontrol"] = "echo a b"
     planted = {**planted}
     found = machine.look("scheduler", programs=programs, **SLURM, **planted)
     assert (found.status, said in found.message) == (status, True), found

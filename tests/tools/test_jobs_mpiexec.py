@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import chainermn_tools
 from chainermn_tools.jobs import mpiexec
 
-MPICH = {"path": "/opt/mpi ch/bin/mpiexec", "vendor": "MPICH", "version": "5.0.2"}
-OPEN_MPI = {"path": "/opt/ompi/bin/mpiexec", "vendor": "Open MPI", "version": "5.0.11"}
+MPICH = {"path": "/opt/mpi ch/bin/mpiexec", "vendor": "MPICH"}
+OPEN_MPI = {"path": "/opt/ompi/bin/mpiexec", "vendor": "Open MPI"}
 NASTY = [
     "",
     " ",
@@ -22,110 +22,67 @@ NASTY = [
     '"',
     ";",
     "$(touch x)",
-    "`touch x`",
+    "`id`",
     "*",
     "-n",
     "#",
     "\n",
     "\\",
-    ":",
 ]
 any_word = st.text(
     st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20
 )
+VARIABLES = ["PATH", "PYTHONPATH", "OMP_NUM_THREADS", "HOME"]
+RANKS = [
+    "-n",
+    "2",
+    sys.executable,
+    "-W",
+    "error",
+    "-m",
+    "chainermn_tools.rank",
+    "-m",
+    "a.b",
+]
 
 
-def words_of(
-    launcher, *arguments, hosts=None, prefix=False, threads=1, script="train.py"
-):
-    names = ["PATH", "PYTHONPATH", "CHAINERMN_LAUNCH", "OMP_NUM_THREADS", "HOME"]
-    return mpiexec.mpiexec_command(
-        launcher,
-        2,
-        [script, *arguments],
-        hosts=hosts,
-        prefix=prefix,
-        threads=threads,
-        variables=names,
-    )
-
-
-def test_command_line_of_mpich():
-    words = words_of(MPICH, "--epoch", "3", hosts={"a": 1, "b": 1}, prefix=True)
-    assert words == [
-        *("/opt/mpi ch/bin/mpiexec", "-prepend-rank", "-hosts", "a:1,b:1", "-n", "2"),
-        *(sys.executable, "-m", "chainermn_tools.rank", "train.py", "--epoch", "3"),
-    ]
-
-
-def test_command_line_of_open_mpi(monkeypatch):
-    monkeypatch.setattr(mpiexec, "available_cores", lambda: {"usable": 2})
-    ranks = ["-n", "2", sys.executable, "-m", "chainermn_tools.rank", "train.py"]
-    assert words_of(OPEN_MPI) == [OPEN_MPI["path"], *ranks]
-    monkeypatch.setattr(mpiexec, "available_cores", lambda: {"usable": 1})
-    assert words_of(OPEN_MPI) == [
-        OPEN_MPI["path"],
-        "--map-by",
-        "slot:OVERSUBSCRIBE",
-        *ranks,
-    ]
-    words = words_of(OPEN_MPI, hosts={"a": 2}, prefix=True, threads=4)
-    passed = [words[at + 1] for at, word in enumerate(words) if word == "-x"]
-    assert passed == ["CHAINERMN_LAUNCH", "OMP_NUM_THREADS", "PYTHONPATH"]
-    assert words[1:5] == ["--output", "tag", "--host", "a:2"]
-    for threads in (4, None):  # None: the user set OMP_NUM_THREADS
-        words = words_of(OPEN_MPI, threads=threads)
-        assert words[words.index("--bind-to") + 1] == "none"
-    assert "--tag-output" in words_of({**OPEN_MPI, "version": "4.1.6"}, prefix=True)
-
-
-def test_command_line_of_slurms_srun_places_each_rank(monkeypatch):
-    monkeypatch.setattr(mpiexec.shutil, "which", lambda name: f"/usr/bin/{name}")
-    words = words_of(
-        mpiexec.find_srun("MPICH"), "x", hosts={"b": 2, "a": 1}, prefix=True
-    )
-    assert words[:2] == ["/usr/bin/srun", "--mpi=pmi2"]
-    assert "--export=ALL,MPIR_CVAR_CH4_NETMOD=ofi" in words
-    assert not [word for word in words if "kill-on-bad-exit" in word]
-    assert {
-        "--distribution=arbitrary",
-        "--nodes=2",
-        "--nodelist=b,b,a",
-        "--label",
-    } < set(words)
-    assert words[-4:] == ["-m", "chainermn_tools.rank", "train.py", "x"]
-    words = words_of(mpiexec.find_srun("Open MPI"), hosts={"a": 1})
-    assert {"--mpi=pmix", "--export=ALL"} <= set(words)
-
-
-def test_pythons_options_come_first_and_a_users_variables_go_to_all_hosts():
+@pytest.mark.parametrize(
+    ("launcher", "how", "options"),
+    [
+        (MPICH, {}, ""),
+        (
+            MPICH,
+            {"prefix": True, "hosts": {"a": 1, "b": 1}},
+            "-prepend-rank -hosts a:1,b:1",
+        ),
+        (OPEN_MPI, {"threads": 1}, "--map-by slot:OVERSUBSCRIBE"),
+        # The user set OMP_NUM_THREADS.
+        (OPEN_MPI, {}, "--map-by slot:OVERSUBSCRIBE --bind-to none"),
+        (
+            OPEN_MPI,
+            {"prefix": True, "hosts": {"a": 2}, "threads": 1, "passed": ["OWN"]},
+            "--map-by slot:OVERSUBSCRIBE --output tag --host a:2 -x CHAINERMN_LAUNCH "
+            "-x OMP_NUM_THREADS -x OWN -x PYTHONPATH",
+        ),
+    ],
+)
+def test_command_lines(launcher, how, options):
     words = mpiexec.mpiexec_command(
-        OPEN_MPI,
-        1,
-        ["-m", "train"],
-        flags=["-W", "error"],
-        hosts={"a": 1},
-        passed=["HOME"],
+        launcher, 2, ["-m", "a.b"], flags=["-W", "error"], variables=VARIABLES, **how
     )
-    assert words[-6:] == ["-W", "error", "-m", "chainermn_tools.rank", "-m", "train"]
-    assert [words[at + 1] for at, word in enumerate(words) if word == "-x"] == [
-        "CHAINERMN_LAUNCH",
-        "HOME",
-    ]
+    assert words == [launcher["path"], *options.split(), *RANKS]
 
 
 @settings(max_examples=200)
 @given(
-    any_word, st.lists(any_word | st.sampled_from(NASTY) | st.from_regex(r"\A\\*:\Z"))
+    st.lists(any_word | st.sampled_from(NASTY) | st.from_regex(r"\A\\*:\Z"), min_size=1)
 )
-def test_script_and_arguments_stay_single_words_and_no_colon_ends_the_program(
-    script, arguments
-):
+def test_arguments_stay_single_words_and_no_colon_ends_the_program(script):
     for launcher in (MPICH, OPEN_MPI):
-        words = words_of(launcher, *arguments, script=script)
+        words = mpiexec.mpiexec_command(launcher, 2, script)
         mine = words[words.index(mpiexec.rank.__name__) + 1 :]
         assert ":" not in mine
-        assert [mpiexec.rank.unescape(word) for word in mine] == [script, *arguments]
+        assert [mpiexec.rank.unescape(word) for word in mine] == script
         assert shlex.split(shlex.join(words)) == words  # as it is printed
 
 
@@ -142,23 +99,17 @@ def test_nothing_in_the_package_asks_a_shell():
 
 
 HYDRA = "HYDRA build details:\n    Version:                                 4.2.0\n"
+INTEL = "Intel(R) MPI Library for Linux* OS, Version 2021.10 Build 2023"
+RTE = "mpiexec (OpenRTE) 4.1.6\n\nReport bugs to http://www.open-mpi.org/"
 
 
 @pytest.mark.parametrize(
     ("printed", "vendor", "version"),
     [
         (HYDRA, "MPICH", "4.2.0"),
-        (
-            "mpiexec (OpenRTE) 4.1.6\n\nReport bugs to http://www.open-mpi.org/",
-            "Open MPI",
-            "4.1.6",
-        ),
+        (RTE, "Open MPI", "4.1.6"),
         ("mpiexec (Open MPI) 5.0.11\n", "Open MPI", "5.0.11"),
-        (
-            "Intel(R) MPI Library for Linux* OS, Version 2021.10 Build 2023",
-            "Intel MPI",
-            "2021.10",
-        ),
+        (INTEL, "Intel MPI", "2021.10"),
         (f"{HYDRA} Configure options: --prefix=/opt/mvapich2", "MVAPICH", "4.2.0"),
         ("prterun (PRRTE) 3.0.5", "Open MPI", "3.0.5"),
         ("slurm launcher", None, None),

@@ -37,16 +37,11 @@ def started(monkeypatch):
 def let_answer(monkeypatch, *those):
     """Let these hosts answer, before each start in turn, which comes without a pause."""
     turns = iter(those)
+    now = []
+    monkeypatch.setattr(restarts, "answers", lambda _, host: host in now)
     monkeypatch.setattr(
-        restarts, "answering", lambda _, hosts: [h for h in hosts if h in now]
+        restarts, "_pause", lambda *_: now.__setitem__(slice(None), next(turns))
     )
-    now: set[str] = set()
-
-    def pause(*_):
-        now.clear()
-        now.update(next(turns))
-
-    monkeypatch.setattr(restarts, "_pause", pause)
 
 
 def test_hosts_that_come_back_are_used(monkeypatch, started):
@@ -57,7 +52,7 @@ def test_hosts_that_come_back_are_used(monkeypatch, started):
     assert not result.success
     # Gamma is too few.
     assert started == [KNOWN, {"alpha": 2}, {"beta": 2, "gamma": 1}, KNOWN]
-    assert "hosts that answer have 1 ranks, less than 2" in said
+    assert "only 1 of 2 ranks have hosts that answer" in said
     assert "starting again with 5 ranks, 4 of 4" in said
 
 
@@ -69,12 +64,15 @@ def test_without_min_ranks_no_host_is_asked(monkeypatch, started):
     assert started == [KNOWN] * 3
 
 
-def test_a_host_answers_where_a_command_runs_there(monkeypatch):
+@pytest.mark.parametrize(
+    ("host", "status"), [("alpha", 0), ("beta", 255), ("beta", None), ("localhost", 1)]
+)
+def test_a_host_answers_where_a_command_runs_there(monkeypatch, host, status):
     def run(command, seconds):
-        (host,) = [word for word in command if word in KNOWN]
-        if host == "beta":
+        assert host in command
+        if status is None:
             raise OSError("no ssh")
-        return SimpleNamespace(returncode=0 if host == "alpha" else 255)
+        return SimpleNamespace(returncode=status)
 
     monkeypatch.setattr(restarts.jobs, "run", run)
-    assert restarts.answering(LAUNCHER, [*KNOWN, "localhost"]) == ["alpha", "localhost"]
+    assert restarts.answers(LAUNCHER, host) == (host != "beta")

@@ -30,7 +30,7 @@ from chainermn_tools.doctor import (
 from chainermn_tools.doctor.check import Check, failed, ok, skipped, warning
 from chainermn_tools.doctor.logins import THIS_MACHINE, Login
 from chainermn_tools.environment.packages import OTHER_PACKAGES, OUR_PACKAGES
-from chainermn_tools.jobs import tags
+from chainermn_tools.jobs import children
 from tests.support.jobs import commands
 
 __all__ = ["Check", "CheckResult", "Context", "Login", "Stage", "failed", "logins"]
@@ -99,7 +99,7 @@ def job(
         for rank, reported in enumerate(steps)
         for step, result in reported.items()
     ]
-    output = jobs.JobOutput(status or 1, events=events, stderr=err)
+    output = jobs.JobOutput(status or 1, events=events, tail=err.encode())
     output.timed_out = status is None
     output.status = status or 0
     return ranks.RankJob(dict.fromkeys(hosts, 1), 30.0, output)
@@ -188,7 +188,7 @@ class Machine:
             for name in ("LOCAL", "RANKS", "HOSTS"):
                 patch.setattr(doctor, name, content(getattr(doctor, name), planted))
             patch.setattr(Context, "facts", FACTS)
-            patch.setattr(tags, "_closed", False)  # and again afterwards
+            patch.setattr(children, "_closed", False)  # and again afterwards
             return CliRunner().invoke(command, list(map(str, arguments)))
 
 

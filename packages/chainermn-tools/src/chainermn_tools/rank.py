@@ -20,13 +20,15 @@ import sys
 import traceback
 from typing import Any, NoReturn
 
-from _chainermn_events import emit, exit_code, pass_warning_on
+from _chainermn_events import emit, exit_code, pass_warning_on, rank_from_env
 from _chainermn_verdict import is_secondary, traceback_of
 from chainermn_tools import long_events
 from chainermn_tools.threads import divide_cores
 
 # Of a traceback's last line.
 HEADLINE_CHARACTERS = 500
+# Names the folder where each rank's output goes.
+LOG_VARIABLE = "CHAINERMN_LOG_DIR"
 # mpiexec takes an argument that is a colon for the end of one program and the start of
 # another.
 COLON = re.compile(r"\\*:")
@@ -47,6 +49,8 @@ def main() -> None:
         with contextlib.suppress(AttributeError, ValueError):
             # Lines are then written whole, and ranks' lines don't mix.
             stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
+    if LOG_VARIABLE in os.environ:
+        _log_to(os.environ[LOG_VARIABLE])
     divide_cores()
     # In both places, as the abort hook prints by itself where nobody has set another
     # one.
@@ -78,6 +82,15 @@ def main() -> None:
             atexit.unregister(_finish)
             long_events.emit("failed", status=status, **_describe(error))
         raise
+
+
+def _log_to(folder: str) -> None:
+    """Write what this rank prints to a file of the rank's own; events still reach the launcher."""
+    rank, _ = rank_from_env() or (0, 1)
+    os.makedirs(folder, exist_ok=True)
+    with open(f"{folder}/rank-{rank}.log", "ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
 
 
 def escape(argument: str) -> str:

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
+import re
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
-from _chainermn_events import GRACE_SECONDS, GRACE_VARIABLE, RESTARTS_VARIABLE
-from chainermn_tools import environment, jobs
+from _chainermn_events import GRACE_SECONDS, GRACE_VARIABLE
+from chainermn_tools import jobs
 from chainermn_tools.cli import options
 from chainermn_tools.explain import next_step
 from chainermn_tools.launch import run_script
-
-# Of Python's options those whose value may be the next word.
-VALUED_FLAGS = ("-W", "-X", "--check-hash-based-pycs")
-LAST = ("-m", "-c", "-", "--")  # they begin what ends its options
-LIBRARY_SECONDS = 30.0  # for MPI to load and say what it is
+from chainermn_tools.rank import LOG_VARIABLE
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -29,21 +25,28 @@ LIBRARY_SECONDS = 30.0  # for MPI to load and say what it is
     "-n", "ranks", type=click.IntRange(1), metavar="N", help="Number of ranks."
 )
 @click.option(
-    "--hosts", "host_list", metavar="A,B", help="Hosts, also with ranks: a:2,b:2."
+    "--hosts",
+    "host_list",
+    metavar="A,B",
+    help="Hosts, or hosts and their ranks: a:2,b:2.",
 )
-@click.option("--hostfile", metavar="FILE", help="The same from a file, a host a line.")
+@click.option(
+    "--hostfile",
+    metavar="FILE",
+    help="Read hosts from a file, one from each line.",
+)
 @click.option(
     "--max-restarts",
     type=click.IntRange(0),
     default=0,
     metavar="R",
-    help="How often to start again after a failure.",
+    help="Start again after a failure, at most R times.",
 )
 @click.option(
     "--min-ranks",
     type=click.IntRange(1),
     metavar="M",
-    help="Start again on the hosts that still answer, if they have M ranks.",
+    help="Start again on the hosts that answer, if these have M ranks or more.",
 )
 @click.option(
     "--grace",
@@ -52,27 +55,36 @@ LIBRARY_SECONDS = 30.0  # for MPI to load and say what it is
     envvar=GRACE_VARIABLE,
     show_default=True,
     metavar="SECONDS",
-    help="For the ranks to save and leave after SIGTERM or SIGUSR1.",
+    help="Time for the ranks to save and leave after SIGTERM or SIGUSR1.",
 )
 @click.option("--prefix", is_flag=True, help="Begin each line of output with its rank.")
 @click.option(
-    "--log-dir", type=click.Path(file_okay=False), help="Log each rank's lines there."
+    "--log-dir",
+    type=click.Path(file_okay=False),
+    help="Write each rank's output to a file there, not here.",
 )
 @click.option(
     "--timeout",
     type=options.Seconds(),
     metavar="SECONDS",
-    help="End a job that takes longer, with status 124.",
+    help="End a job that takes longer; the exit status is 124.",
 )
 @click.option(
-    "--env", "given", multiple=True, metavar="NAME[=VALUE]", help="Set it on all hosts."
+    "--env",
+    "given",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Set a variable for the ranks on all hosts.",
 )
 @click.option(
-    "--mpiexec", metavar="PATH", help="The mpiexec to use, instead of the one on PATH."
+    "--mpiexec",
+    default="mpiexec",
+    metavar="PATH",
+    help="The mpiexec to use instead of the one on PATH.",
 )
 @click.option("--dry-run", is_flag=True, help="Only print the command line.")
 @click.option(
-    "--json", "as_json", is_flag=True, help="Print what happened as JSON, see above."
+    "--json", "as_json", is_flag=True, help="Print the result as JSON, see above."
 )
 @click.option(
     "-m", "is_module", is_flag=True, help="SCRIPT is a module, as for python -m."
@@ -87,10 +99,9 @@ def launch(
     host_list: str | None,
     hostfile: str | None,
     min_ranks: int | None,
-    prefix: bool,
     log_dir: str | None,
     given: tuple[str, ...],
-    mpiexec: str | None,
+    mpiexec: str,
     as_json: bool,
     is_module: bool,
     script: str,
@@ -102,141 +113,106 @@ def launch(
     \b
         chainermn launch -n 4 train.py --epoch 20
         chainermn launch --hosts a:2,b:2 --log-dir logs -m package.train
-        chainermn launch -n 4 -- -W error -X dev train.py
+        chainermn launch -n 4 --env PYTHONWARNINGS=error train.py
 
-    It prints the line that it runs. What follows the script goes to it; what follows --
-    is a command line of Python, with its own options.
+    It prints the command line that it runs. What follows the script goes to the script.
 
-    In a job of Slurm, PBS, LSF or SGE, hosts come from the job unless named, and ranks
-    unless -n is given: its tasks, or one a node. The mpiexec is that on PATH, of MPICH
-    or Open MPI or a relative. In Slurm, where that is missing or of another MPI than
-    mpi4py's, it is srun.
+    In a job of Slurm, PBS or LSF, the job's hosts are used unless you name others.
+    Without -n there are as many ranks as the job has tasks, or one a node. The mpiexec
+    on PATH must be of MPICH, of Open MPI, or of an MPI that derives from MPICH.
 
     The job succeeds if mpiexec reports success and no rank fails. A rank fails by an
-    error, by dying, or by os._exit. Otherwise the first rank that failed is shown, with
-    its exit status and, of an exception, the traceback. With --max-restarts all ranks
-    are then started anew, after a pause that grows; the script goes on from its last
-    checkpoint, as with create_multi_node_checkpointer, and finds in CHAINERMN_RESTARTS
-    how often it was. Rank 0 gets what is typed; Ctrl-C ends all. SIGTERM and SIGUSR1
-    reach the ranks as SIGTERM, to save and leave with status 75.
+    exception, by dying, or by os._exit. The first rank that failed is shown, with its
+    exit status and traceback. With --max-restarts all ranks are then started again,
+    after a pause that doubles each time. CHAINERMN_RESTARTS tells the script how often
+    this has happened; create_multi_node_checkpointer loads the last checkpoint.
 
-    OMP_NUM_THREADS is set to a host's cores divided by its ranks, unless it, or another
-    BLAS's variable, is set already.
+    What you type goes to rank 0. Ctrl-C ends all ranks. SIGTERM and SIGUSR1 reach the
+    ranks as SIGTERM, so that they can save and leave with status 75.
+
+    OMP_NUM_THREADS is set to the number of a host's cores divided by its ranks, unless
+    it or the variable of another BLAS is set.
 
     With --json all output of ranks goes to standard error, and one object to standard
     output.
 
-    Exit status: 0 if the job succeeds; 2 if nothing starts; 75 if all ranks have saved
-    and left; 124 after --timeout, or after CHAINERMN_TIMEOUT, the watchdog's limit; 130
-    after Ctrl-C, and 128 + n after another signal n to this program. Else it is that of
-    the rank that failed first: 1 after an exception, 128 + n after signal n.
+    Exit status: 0 if the job succeeds; 2 if no rank starts; 75 if all ranks have saved
+    and left after a warning; 124 after --timeout, or after CHAINERMN_TIMEOUT, the
+    watchdog's limit; 130 after Ctrl-C, and 128 + n after another signal n to this
+    program. Otherwise it is the status of the rank that failed first: 1 after an
+    exception, 128 + n after signal n.
     """
+    words = [script, *arguments]
+    if is_module:
+        words.insert(0, "-m")
     try:
+        _, size = jobs.rank_from_env() or (0, 1)
+        if size != 1:
+            raise ValueError(
+                "this is a rank of a job: launch starts the ranks by itself, so run it "
+                "without mpiexec or srun"
+            )
         named = options.named_hosts(host_list, hostfile)
-        scheduler, allocated = jobs.find_allocation(os.environ) or (None, ())
-        is_taken = not named and scheduler is not None
-        if is_taken:
-            named = allocated
-            # More than it planned.
-            if (ranks or 0) > sum(host.slots or 1 for host in named):
-                named = tuple(jobs.Host(host.name, None) for host in named)
         if min_ranks is not None and not (named and how["max_restarts"]):
             raise ValueError(
                 "--min-ranks needs --max-restarts, and --hosts or --hostfile"
             )
-        if ranks is None and not named:
+        named = named or _allocated(ranks)
+        if named:
+            how["hosts"] = jobs.assign_slots(named, ranks)
+            ranks = sum(how["hosts"].values())
+        if ranks is None:
             raise ValueError("how many ranks? give -n, --hosts or --hostfile")
-        hosts = jobs.assign_slots(named, ranks) if named else {}
-        flags, words = _python_words(
-            [*(["-m"] if is_module else []), script, *arguments]
-        )
-        if words[0] != "-m" and not os.path.exists(words[0]):
-            raise ValueError(f"there is no {words[0]}")
-        variables = dict(map(_variable, given))
-        if log_dir is not None and not how["dry_run"]:
-            os.makedirs(log_dir, exist_ok=True)
-        launcher = _find_launcher(mpiexec, scheduler == "Slurm")
+        if not is_module:
+            _check_script(script, ranks)
+        variables = {}
+        for each in given:
+            name, equals, variables[name] = each.partition("=")
+            if not equals or not name.isidentifier():
+                raise ValueError(f"--env {each}: write NAME=VALUE")
+        if log_dir is not None:
+            variables[LOG_VARIABLE] = os.path.abspath(log_dir)
+        launcher = jobs.find_mpiexec(mpiexec)
     except (ValueError, OSError, jobs.Unavailable) as error:
         raise click.UsageError(str(error)) from None
-    if is_taken:
-        shares = ",".join(f"{host}:{share}" for host, share in hosts.items())
-        _log(f"{scheduler}'s job has {len(named)} hosts; ranks on {shares}")
-    how |= {
-        "hosts": hosts,
-        "prefix": prefix or log_dir is not None,
-        "min_ranks": min_ranks,
-    }
-    how |= {"flags": flags, "variables": variables, "to_stderr": as_json}
-    how |= {"log_dir": None if log_dir is None else Path(log_dir)}
-    result, output = run_script(
-        launcher, ranks or sum(hosts.values()), words, _log, **how
-    )
+    how.update(min_ranks=min_ranks, variables=variables)
+    with contextlib.ExitStack() as stack:
+        if as_json:
+            stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+        result, output = run_script(launcher, ranks, words, _log, **how)
+    step = result.next_step
     if not result.success:
-        step = result.next_step or next_step(result.cause)
-        result = dataclasses.replace(result, next_step=step)
-        _log(result.message)
+        step = step or next_step(result.cause)
+        _log(f"{result.cause}\n{step}")
     if as_json:
-        hosts_of = (
-            event["host"] for event in output.events if event.rank == result.rank
-        )
-        found = dataclasses.asdict(result) | {
-            "host": next(hosts_of, None),
-            "hosts": hosts,
-        }
-        found |= {"next_step": result.next_step.strip(), "restarts": output.restarts}
-        found |= {"command": output.command}
+        found = dataclasses.asdict(result)
+        found.update(next_step=step.strip(), hosts=how.get("hosts", {}))
+        found.update(command=output.command, restarts=output.restarts)
         click.echo(json.dumps(found, indent=2))
     ctx.exit(result.status)
 
 
-def _python_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Divide a command line of Python: its options; a script, or -m and a module, and arguments."""
-    flags, rest = [], list(words)
-    while (
-        rest
-        and rest[0][:1] == "-"
-        and (rest[0][:2] not in LAST or rest[0] in VALUED_FLAGS)
-    ):
-        flags.append(rest.pop(0))
-        flags += [rest.pop(0)] if flags[-1] in VALUED_FLAGS and rest else []
-    if not rest or rest == ["-m"] or (rest[0] != "-m" and rest[0][:1] == "-"):
+def _allocated(ranks: int | None) -> tuple[jobs.Host, ...]:
+    """Return the hosts that a scheduler's job has for so many ranks; none outside of a job."""
+    _, hosts = jobs.find_allocation(os.environ) or (None, ())
+    if ranks is not None and ranks > sum(host.slots or 1 for host in hosts):
+        # More than was planned: the hosts share them.
+        return tuple(jobs.Host(host.name, None) for host in hosts)
+    return hosts
+
+
+def _check_script(path: str, ranks: int) -> None:
+    """Raise ValueError, or OSError, if a path is no Python script's."""
+    if not os.path.exists(path):
+        raise ValueError(f"there is no {path} in {os.getcwd()}")
+    if os.path.isdir(path):
+        return  # which has a __main__.py
+    with open(path, "rb") as file:
+        begin = file.read(100)
+    if re.match(rb"\x7fELF|#!.*\bsh\b", begin):
         raise ValueError(
-            f"name a script, or a module after -m and a blank, not {' '.join(rest)!r}"
+            f"{path} is no Python script; to run a program: mpiexec -n {ranks} {path}"
         )
-    return flags, rest
-
-
-def _variable(text: str) -> tuple[str, str]:
-    """Return name and value of ``NAME=VALUE``, or of ``NAME`` with its value here."""
-    name, is_given, value = text.partition("=")
-    if name in (GRACE_VARIABLE, RESTARTS_VARIABLE):
-        raise ValueError(
-            f"--env {name}: launch itself sets that; --grace takes the seconds"
-        )
-    if not name.isidentifier() or (not is_given and name not in os.environ):
-        raise ValueError(
-            f"--env {text}: write NAME=VALUE, or the NAME of a variable that is set"
-        )
-    return name, value if is_given else os.environ[name]
-
-
-def _find_launcher(mpiexec: str | None, in_slurm: bool) -> dict[str, Any]:
-    """Return the mpiexec; in Slurm srun where that can't start ranks of mpi4py's MPI.
-
-    Raise Unavailable if there is none.
-    """
-    if mpiexec or not in_slurm:
-        return jobs.find_mpiexec(mpiexec or "mpiexec")
-    library = environment.call_in_subprocess(environment.mpi_library, LIBRARY_SECONDS)
-    try:
-        launcher = jobs.find_mpiexec()
-        reason = environment.mpi_mismatch(library, launcher)
-    except jobs.Unavailable as error:
-        launcher, reason = {}, str(error)
-    if reason is None:
-        return launcher
-    _log(f"srun starts the ranks: {reason}")
-    return jobs.find_srun(library["vendor"])
 
 
 def _log(text: str) -> None:

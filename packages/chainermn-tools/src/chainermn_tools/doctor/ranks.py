@@ -88,7 +88,7 @@ class RankJob:
 
     @property
     def text(self) -> str:
-        return f"{self.output.stdout}\n{self.output.stderr}"
+        return self.output.text
 
     def results(self, step: str) -> list[dict[str, Any]]:
         """Return what the ranks reported of a step, those that finished it."""

@@ -3,6 +3,8 @@
 from _chainermn_events import TIMEOUT_STATUS as TIMEOUT_STATUS
 from _chainermn_events import rank_from_env as rank_from_env
 from chainermn_tools.jobs.allocation import find_allocation as find_allocation
+from chainermn_tools.jobs.children import kill_children_on_exit as kill_children_on_exit
+from chainermn_tools.jobs.children import running as running
 from chainermn_tools.jobs.events import Event as Event
 from chainermn_tools.jobs.hosts import Host as Host
 from chainermn_tools.jobs.hosts import assign_slots as assign_slots
@@ -10,13 +12,13 @@ from chainermn_tools.jobs.hosts import parse_host_list as parse_host_list
 from chainermn_tools.jobs.hosts import parse_hostfile as parse_hostfile
 from chainermn_tools.jobs.job import JobOutput as JobOutput
 from chainermn_tools.jobs.job import run_job as run_job
-from chainermn_tools.jobs.mpiexec import HYDRA_VENDORS as HYDRA_VENDORS
 from chainermn_tools.jobs.mpiexec import find_launcher as find_launcher
 from chainermn_tools.jobs.mpiexec import find_mpiexec as find_mpiexec
 from chainermn_tools.jobs.mpiexec import find_srun as find_srun
 from chainermn_tools.jobs.mpiexec import mpiexec_command as mpiexec_command
 from chainermn_tools.jobs.mpiexec import mpiexec_path as mpiexec_path
 from chainermn_tools.jobs.mpiexec import parse_mpi_version as parse_mpi_version
+from chainermn_tools.jobs.process import TERM_GRACE_SECONDS as TERM_GRACE_SECONDS
 from chainermn_tools.jobs.process import TimedOut as TimedOut
 from chainermn_tools.jobs.process import Unavailable as Unavailable
 from chainermn_tools.jobs.process import check_output as check_output
@@ -27,11 +29,6 @@ from chainermn_tools.jobs.signals import handle_signals as handle_signals
 from chainermn_tools.jobs.ssh import BESIDE as BESIDE
 from chainermn_tools.jobs.ssh import remote_command as remote_command
 from chainermn_tools.jobs.ssh import starts_by_srun as starts_by_srun
-from chainermn_tools.jobs.supervisor import TERM_GRACE_SECONDS as TERM_GRACE_SECONDS
-from chainermn_tools.jobs.tags import TAG_VARIABLE as TAG_VARIABLE
-from chainermn_tools.jobs.tags import kill_by_env_tag as kill_by_env_tag
-from chainermn_tools.jobs.tags import kill_children_on_exit as kill_children_on_exit
-from chainermn_tools.jobs.tags import register_tag as register_tag
 from chainermn_tools.jobs.variables import influences_jobs as influences_jobs
 from chainermn_tools.jobs.variables import is_forwarded as is_forwarded
 from chainermn_tools.threads import available_cores as available_cores

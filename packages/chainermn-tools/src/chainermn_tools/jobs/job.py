@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import secrets
-import socket
+import selectors
+import signal
+import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import Any
 
-from _chainermn_events import GRACE_SECONDS, JOB_VARIABLE
-from chainermn_tools.jobs.events import (
-    Decoder,
-    Event,
-    LauncherReports,
-    LostProcess,
-    normalize_tags,
-    write_logs,
-)
+from _chainermn_events import GRACE_SECONDS, JOB_VARIABLE, SIGNAL_STATUS
+from chainermn_tools.jobs.children import running
+from chainermn_tools.jobs.events import Decoder, Event, LostProcess, find_lost
 from chainermn_tools.jobs.signals import WARNINGS
-from chainermn_tools.jobs.supervisor import BoundedOutput, Request, supervise
 
 # How long a job may go on once a rank reported that it failed, or others that one was
 # lost: the abort hook ends it in about one second, but a rank that fails before MPI is
@@ -30,13 +27,34 @@ from chainermn_tools.jobs.supervisor import BoundedOutput, Request, supervise
 FAILED_SECONDS = 4.0
 # From SIGTERM to SIGKILL.
 TERM_GRACE_SECONDS = 5.0
-# After mpiexec has ended, output of its helpers may still be on its way.
+POLL_SECONDS = 0.1
+# What processes that outlive mpiexec write for so long is passed on: a helper may have
+# been about to.
 LINGER_SECONDS = 1.0
-# The end of the output, which is searched for known errors where no rank has started.
-TAIL_BYTES = 1 << 16
+READ_BYTES = 1 << 16
+# The end of the output, which is searched for what mpiexec reports, and for known errors
+# where no rank has started.
+TAIL_BYTES = 1 << 20
 # Events after which a job does not come to a good end; docs/decisions/launch.md lists
 # all.
 FAILURES = ("failed", "exited", "aborted", "rank_lost", "watchdog_abort")
+# Asks the kernel for a SIGTERM when the parent, whose number follows, is killed, and
+# then becomes a program. `preexec_fn` could do so too, but may deadlock where threads
+# run.
+DIE_WITH_PARENT = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(128 + signal.SIGTERM)
+for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
+    signal.signal(number, signal.SIG_DFL)
+try:
+    os.execvp(sys.argv[2], sys.argv[2:])
+except OSError as error:
+    sys.exit(f"{sys.argv[2]} does not start: {error.strerror}")
+"""
+DYING_WITH_PARENT = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT]
 
 
 @dataclass
@@ -49,11 +67,14 @@ class JobOutput:
     # Of the ranks, in order of arrival.
     events: list[Event] = field(default_factory=list)
     lost: list[LostProcess] = field(default_factory=list)  # which mpiexec reports
-    tail: bytes = b""  # the end of the output
-    stdout: str = ""  # without events; empty where it was passed on
-    stderr: str = ""  # likewise
+    tail: bytes = b""  # the end of the output, without events
     command: Sequence[str] = ()  # that was run
     restarts: int = 0  # how often it had been run before
+
+    @property
+    def text(self) -> str:
+        """The end of the output as text."""
+        return self.tail.decode(errors="replace")
 
     def first_of(self, kind: str) -> dict[int, Event]:
         """Return each rank's first event of a kind, in order of arrival."""
@@ -67,43 +88,22 @@ class JobOutput:
         """Return the ranks of this job that mpiexec reports as lost.
 
         Ranks may print such reports too, of jobs that they start, or from an old log.
-        So the process must be one that started here, has not finished, and, on this
-        host, is gone.
+        So the process must be one that started here.
         """
-        started, finished = self.first_of("started"), self.first_of("finished")
+        started = self.first_of("started")
         found: dict[int, LostProcess] = {}
         for lost in self.lost:
-            ranks = [
-                rank for rank, event in started.items() if event["pid"] == lost.pid
-            ]
-            if lost.pid is None and lost.rank is not None:
+            # Two hosts may have a process of this number.
+            ranks = [rank for rank in started if started[rank]["pid"] == lost.pid]
+            if lost.rank is not None and (ranks or lost.pid is None):
                 ranks = [lost.rank]
-            if (
-                len(ranks) != 1
-                or ranks[0] in finished
-                or lost.rank not in (None, ranks[0])
-            ):
-                continue
-            event = started.get(ranks[0])
-            if event is None or not _runs_here(event["pid"], event["host"]):
+            if len(ranks) == 1:
                 found.setdefault(ranks[0], lost)
         return found
 
     def has_failed(self) -> bool:
-        reported = any(event.kind in FAILURES for event in self.events)
-        return reported or any(
-            lost.pid is not None for lost in self.lost_ranks().values()
-        )
-
-
-def _runs_here(pid: int, host: str) -> bool:
-    """Return whether a process is known to run; of other hosts nothing is known."""
-    if host != socket.gethostname():
-        return False
-    try:
-        return ") Z" not in Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
+        """Return whether a rank, or a monitor, has reported a failure so far."""
+        return any(event.kind in FAILURES for event in self.events)
 
 
 def run_job(
@@ -116,79 +116,117 @@ def run_job(
     # Seconds between a signal that warns and the job's end, for the ranks to save and
     # leave.
     grace: float = GRACE_SECONDS,
-    tagged: bool = False,  # whether mpiexec was asked to begin each line with its rank
     forward: bool = True,  # else the output is collected, and there is no input
-    to_stderr: bool = False,  # whether standard output is forwarded there, too
-    # Where each rank's lines are also written, if they are tagged.
-    log_dir: Path | None = None,
     term_grace: float = TERM_GRACE_SECONDS,
 ) -> JobOutput:
     """Run an `mpiexec_command`, and pass on or collect its output; nothing of it is left here.
 
-    Raise OSError if mpiexec can't be started, or the output can't be written.
+    Raise OSError if the output can't be written.
     """
-    tag = (JOB_VARIABLE, secrets.token_hex(8))
-    output = JobOutput()
-    sinks = {1: BoundedOutput(), 2: BoundedOutput()}
-    decoders = {stream: Decoder(tag[1], output.events) for stream in sinks}
-    reports = {stream: LauncherReports(tagged) for stream in sinks}
-    deadline = None if timeout is None else time.monotonic() + timeout
-    unlogged = {1: b"", 2: b""}
-    failed_at: float | None = None
-    warned_at: float | None = None
-
-    def take(stream: int, data: bytes) -> None:
-        shown = decoders[stream].feed(data) if data else decoders[stream].close()
-        reports[stream].feed(shown)
-        output.lost = reports[1].lost + reports[2].lost
-        if data and not shown:
-            return
-        shown = (
-            normalize_tags(shown, os.path.basename(args[0]) == "srun")
-            if tagged
-            else shown
-        )
-        if log_dir is not None:
-            unlogged[stream] = write_logs(
-                log_dir, unlogged[stream] + shown + b"\n" * (not data)
-            )
-        output.tail = (output.tail + shown)[-TAIL_BYTES:]
-        if forward:
-            is_stdout = stream == 1 and not to_stderr
-            target = sys.stdout.buffer if is_stdout else sys.stderr.buffer
-            target.write(shown)
-            target.flush()
-        else:
-            sinks[stream].feed(shown)
-
-    def request() -> Request | None:
-        nonlocal failed_at, warned_at
-        now = time.monotonic()
-        if failed_at is None and output.has_failed():
-            failed_at = now
-        if deadline is not None and now > deadline:
-            output.timed_out = True
-        if len(signals) > 1:
-            return "kill"
-        if signals and signals[0] in WARNINGS:
-            warned_at = now if warned_at is None else warned_at
-            if now - warned_at < grace:
-                return "warn"
-        failed = failed_at is not None and now - failed_at > FAILED_SECONDS
-        return "terminate" if signals or failed or output.timed_out else None
-
-    status = supervise(
-        args,
-        env=env,
-        tag=tag,
-        on_output=take,
-        request=request,
-        pass_stdin=forward and sys.stdin is not None,
-        die_with_parent=True,
-        term_grace=term_grace,
-        linger=LINGER_SECONDS,
-    )
-    output.status = status if status >= 0 else 128 - status
-    output.interrupted = signals[0] if signals else None
-    output.stdout, output.stderr = sinks[1].text(), sinks[2].text()
+    running_job = _Job(signals, grace, forward, term_grace)
+    if timeout is not None:
+        running_job.limit = time.monotonic() + timeout
+    how: dict[str, Any] = {"env": {**env, JOB_VARIABLE: running_job.name}, "bufsize": 0}
+    how.update(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    command = [*DYING_WITH_PARENT, str(os.getpid()), *args]
+    with _input(forward) as stdin, running(command, stdin=stdin, **how) as process:
+        running_job.pump(process)
+    output = running_job.output
+    output.status = process.returncode
+    if output.status < 0:
+        output.status = SIGNAL_STATUS - output.status
+    if signals:
+        output.interrupted = signals[0]
+    output.tail = bytes(running_job.tail)
+    output.lost = find_lost(output.tail)
     return output
+
+
+class _Job:
+    """Passes on the output of a job, and ends the job if it is time."""
+
+    def __init__(
+        self, signals: Sequence[int], grace: float, forward: bool, term_grace: float
+    ) -> None:
+        self.name = secrets.token_hex(8)
+        self.output = JobOutput()
+        self.tail = bytearray()
+        self.limit = math.inf
+        self._signals = signals
+        self._grace = grace
+        self._forward = forward
+        self._term_grace = term_grace
+        self._decoders = [Decoder(self.name, self.output.events) for _ in range(2)]
+        self._ends_at = math.inf  # after a failure or a signal
+        self._killed_at = math.inf
+        self._is_interrupted = False
+
+    def pump(self, process: subprocess.Popen[bytes]) -> None:
+        """Pass output on until the program has ended, and soon after it what it left."""
+        exited_at = math.inf
+        looked_at = 0.0
+        with selectors.DefaultSelector() as selector:
+            for number, pipe in enumerate((process.stdout, process.stderr)):
+                assert pipe is not None
+                selector.register(pipe, selectors.EVENT_READ, number)
+            while selector.get_map() or process.poll() is None:
+                for key, _ in selector.select(POLL_SECONDS):
+                    data = os.read(key.fd, READ_BYTES)
+                    if not data:
+                        selector.unregister(key.fileobj)
+                    self._take(key.data, data)
+                now = time.monotonic()
+                if process.poll() is not None:
+                    exited_at = min(exited_at, now)
+                    if now > exited_at + LINGER_SECONDS:
+                        return
+                elif now > looked_at + POLL_SECONDS:
+                    looked_at = now
+                    self._look(process, now)
+
+    def _take(self, stream: int, data: bytes) -> None:
+        shown = self._decoders[stream].feed(data)
+        self.tail += shown
+        del self.tail[:-TAIL_BYTES]
+        if self._forward:
+            target = (sys.stdout, sys.stderr)[stream]
+            target.buffer.write(shown)
+            target.flush()
+
+    def _look(self, process: subprocess.Popen[bytes], now: float) -> None:
+        """Warn, end or kill the job, if it is time."""
+        if self._signals and not self._is_interrupted:
+            self._is_interrupted = True
+            self._ends_at = now
+            if self._signals[0] in WARNINGS:
+                process.send_signal(signal.SIGUSR1)  # mpiexec passes it on to its ranks
+                self._ends_at += self._grace
+        elif self._ends_at == math.inf and self.output.has_failed():
+            self._ends_at = now + FAILED_SECONDS
+        if now > self.limit:
+            self.output.timed_out = True
+        if len(self._signals) > 1 or now > self._killed_at:
+            process.kill()
+        elif self._killed_at == math.inf and now > min(self._ends_at, self.limit):
+            self._killed_at = now + self._term_grace
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def _input(forward: bool) -> Iterator[Any]:
+    """Yield what a job reads: this process's input, or nothing.
+
+    A terminal stops or refuses who isn't in its foreground, as a job's own session never
+    is. So a process beside this one reads the terminal.
+    """
+    if not forward or sys.stdin is None:
+        yield subprocess.DEVNULL
+    elif not sys.stdin.isatty():
+        yield None
+    else:
+        with subprocess.Popen(["cat"], stdout=subprocess.PIPE) as reader:
+            try:
+                yield reader.stdout
+            finally:
+                reader.kill()

@@ -1,4 +1,4 @@
-"""The `mpiexec` on PATH, or Slurm's `srun`, and its command line, which differs from MPI to MPI.
+"""The `mpiexec` on PATH, and its command line, which differs from MPI to MPI.
 
 No shell ever reads a command line that is made here.
 """
@@ -16,9 +16,7 @@ from _chainermn_events import JOB_VARIABLE
 from chainermn_tools import rank
 from chainermn_tools.jobs.process import Unavailable, check_output
 from chainermn_tools.jobs.variables import is_forwarded
-from chainermn_tools.threads import available_cores
 
-HYDRA_VENDORS = ("MPICH", "MVAPICH", "Intel MPI")
 # What `mpiexec --version` prints, most specific first: MVAPICH and Intel MPI build on
 # Hydra too.
 VENDOR_PATTERNS = (
@@ -33,18 +31,23 @@ VERSION_TIMEOUT_SECONDS = 20.0
 def find_mpiexec(program: str = "mpiexec") -> dict[str, Any]:
     """Return what `find_launcher` does; also raise Unavailable where its options aren't known."""
     found = find_launcher(VERSION_TIMEOUT_SECONDS, program)
-    if found["vendor"] not in (*HYDRA_VENDORS, "Open MPI"):
+    if found["vendor"] is None:
         raise Unavailable(
-            f"{found['path']} is of no known MPI (known are {', '.join(HYDRA_VENDORS)} and Open "
-            "MPI); put another one first on PATH"
+            f"{found['path']} is of no known MPI (MPICH, MVAPICH, Intel MPI, Open MPI); "
+            "put another one first on PATH"
         )
     return found
 
 
 def find_srun(library: str) -> dict[str, Any]:
-    """Return Slurm's launcher, for ranks of this vendor's MPI; raise Unavailable without one."""
-    plugin = "pmix" if library == "Open MPI" else "pmi2"
-    return {"path": mpiexec_path("srun"), "vendor": "Slurm", "plugin": plugin}
+    """Return Slurm's launcher, and its plugin for ranks of this vendor's MPI.
+
+    Raise Unavailable without one.
+    """
+    plugin = "pmi2"
+    if library == "Open MPI":
+        plugin = "pmix"
+    return {"path": mpiexec_path("srun"), "plugin": plugin}
 
 
 def find_launcher(timeout: float, program: str = "mpiexec") -> dict[str, Any]:
@@ -68,24 +71,28 @@ def find_launcher(timeout: float, program: str = "mpiexec") -> dict[str, Any]:
 
 def mpiexec_path(program: str = "mpiexec") -> str:
     """Return where the mpiexec on PATH, or that one, is; raise Unavailable if there is none."""
-    if path := shutil.which(program):
+    path = shutil.which(program)
+    if path is not None:
         return path
     if program != "mpiexec":
         raise Unavailable(f"there is no {program}")
-    beside = os.path.join(os.path.dirname(sys.executable), "mpiexec")
-    remedy = (
-        f"; {beside} exists: put its folder on PATH" if os.path.exists(beside) else ""
-    )
-    raise Unavailable(f"no mpiexec on PATH{remedy}")
+    message = "no mpiexec on PATH"
+    beside = os.path.join(os.path.dirname(sys.executable), program)
+    if os.path.exists(beside):
+        message = f"{message}; {beside} exists: put its folder on PATH"
+    raise Unavailable(message)
 
 
 def parse_mpi_version(text: str) -> dict[str, str | None]:
     """Return vendor and version in what `mpiexec --version` prints; None for what is missing."""
-    vendor = next(
-        (v for v, sign in VENDOR_PATTERNS if re.search(sign, text, re.IGNORECASE)), None
-    )
+    found: dict[str, str | None] = {"vendor": None, "version": None}
+    for vendor, sign in VENDOR_PATTERNS:
+        if found["vendor"] is None and re.search(sign, text, re.IGNORECASE):
+            found["vendor"] = vendor
     version = re.search(r"\b\d+\.\d+(?:\.\d+)*\w*", text)
-    return {"vendor": vendor, "version": version.group() if version else None}
+    if version is not None:
+        found["version"] = version.group()
+    return found
 
 
 def mpiexec_command(
@@ -100,59 +107,32 @@ def mpiexec_command(
     # Ranks of each; None or empty for this one alone.
     hosts: Mapping[str, int] | None = None,
     prefix: bool = False,  # whether lines of output begin with their rank
-    threads: int | None = None,  # of each rank; None where the user chose
+    threads: int | None = None,  # of each rank; None where there may be several
     variables: Iterable[str] = (),  # names of the environment's
 ) -> list[str]:
     """Return the command line that starts a job, whose ranks report how they end.
 
-    `find_mpiexec` and `find_srun` return such a launcher.
+    `find_mpiexec` returns such a launcher.
     """
     args = [str(launcher["path"])]
     listed = ",".join(f"{host}:{share}" for host, share in (hosts or {}).items())
-    if launcher["vendor"] == "Slurm":
-        # --kill-on-bad-exit would end ranks that still save and leave.
-        args += [f"--mpi={launcher['plugin']}", "--wait=60", "--input=0"]
-        # MPICH's addresses over UCX are longer than what PMI 2 takes; ranks hang as
-        # they start.
-        needs = launcher["plugin"] == "pmi2" and "MPIR_CVAR_CH4_NETMOD" not in variables
-        args += [
-            f"--export=ALL{',MPIR_CVAR_CH4_NETMOD=ofi' * needs}",
-            "--cpu-bind=none",
-        ]
-        args += ["--overcommit", *["--label"] * prefix]
-        named = ",".join(
-            host for host, share in (hosts or {}).items() for _ in range(share)
-        )
-        args += [
-            "--distribution=arbitrary",
-            f"--nodes={len(hosts or ())}",
-            f"--nodelist={named}",
-        ]
-    elif launcher["vendor"] == "Open MPI":
-        old = str(launcher["version"]).split(".")[0] in ("1", "2", "3", "4")
-        args += (["--tag-output"] if old else ["--output", "tag"]) if prefix else []
-        args += ["--host", listed] if listed else []
+    if launcher["vendor"] == "Open MPI":
         # Else it refuses more ranks than cores, and binds each rank to one core.
-        oversubscribed = ranks > available_cores()["usable"] or listed
-        args += ["--map-by", "slot:OVERSUBSCRIBE"] if oversubscribed else []
-        args += ["--bind-to", "none"] if threads != 1 else []
+        args += ["--map-by", "slot:OVERSUBSCRIBE"]
+        if threads != 1:
+            args += ["--bind-to", "none"]
+        if prefix:
+            args += ["--output", "tag"]
         if listed:
+            args += ["--host", listed]
             # To other hosts it passes on only these.
-            names = {name for name in (*variables, JOB_VARIABLE) if is_forwarded(name)}
-            args += [
-                arg for name in sorted(names.union(passed)) for arg in ("-x", name)
-            ]
+            names = {*filter(is_forwarded, variables), JOB_VARIABLE, *passed}
+            for name in sorted(names):
+                args += ["-x", name]
     else:
-        args += ["-prepend-rank"] if prefix else []
-        args += ["-hosts", listed] if listed else []
-    words = [rank.escape(word) for word in script]
-    return [
-        *args,
-        "-n",
-        str(ranks),
-        sys.executable,
-        *flags,
-        "-m",
-        rank.__name__,
-        *words,
-    ]
+        if prefix:
+            args.append("-prepend-rank")
+        if listed:
+            args += ["-hosts", listed]
+    args += ["-n", str(ranks), sys.executable, *flags, "-m", rank.__name__]
+    return args + [rank.escape(word) for word in script]

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import secrets
-import time
+import signal
+import subprocess
 from collections.abc import Sequence
 from subprocess import CompletedProcess
 from typing import Any
 
+from chainermn_tools.jobs.children import running
 from chainermn_tools.jobs.signals import SIGNAL_NAMES
-from chainermn_tools.jobs.supervisor import BoundedOutput, Request, supervise
-from chainermn_tools.jobs.tags import TAG_VARIABLE
 
+# From SIGTERM to SIGKILL.
+TERM_GRACE_SECONDS = 1.0
 # Characters of a failed command's output that are quoted: a launcher says what is wrong
 # first, a Python traceback last.
-QUOTED_FIRST, QUOTED_LAST = 200, 200
+QUOTED_FIRST = 200
+QUOTED_LAST = 200
 
 
 class Unavailable(Exception):
@@ -29,29 +32,26 @@ class TimedOut(Unavailable):
 def run(args: Sequence[str], timeout: float) -> CompletedProcess[str]:
     """Run a program to its end, and collect its output on both streams; no shell is involved.
 
-    After ``timeout`` seconds it and all that it started here are ended, which may take
-    another ``TERM_GRACE_SECONDS``; then the return code is None. Raise OSError if it
-    can't be started.
+    After ``timeout`` seconds the program and all that it started here are ended, which
+    may take another ``TERM_GRACE_SECONDS``; then the return code is None. Raise OSError
+    if the program can't be started.
     """
-    deadline = time.monotonic() + timeout
-    timed_out = False
-    output = BoundedOutput()
-
-    def request() -> Request | None:
-        nonlocal timed_out
-        timed_out = time.monotonic() > deadline
-        return "terminate" if timed_out else None
-
-    returncode = supervise(
-        args,
-        env=os.environ,
-        tag=(TAG_VARIABLE, secrets.token_hex(8)),
-        on_output=lambda _, data: output.feed(data),
-        request=request,
-        merge_stderr=True,
-    )
-    status: Any = None if timed_out else returncode
-    return CompletedProcess(args, status, output.text())
+    with open(os.memfd_create("output"), "rb") as output:
+        timed_out = False
+        how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output}
+        with running(args, stderr=subprocess.STDOUT, **how) as process:
+            try:
+                process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                timed_out = True
+                os.killpg(process.pid, signal.SIGTERM)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(TERM_GRACE_SECONDS)
+        status: Any = process.returncode
+        if timed_out:
+            status = None
+        output.seek(0)
+        return CompletedProcess(args, status, output.read().decode(errors="replace"))
 
 
 def check_output(args: Sequence[str], timeout: float) -> str:
@@ -65,18 +65,22 @@ def check_output(args: Sequence[str], timeout: float) -> str:
         completed = run(args, timeout)
     except OSError as error:
         raise Unavailable(f"{args[0]} does not start: {error.strerror}") from None
-    if completed.returncode is None:
+    code = completed.returncode
+    if code is None:
         raise TimedOut(f"{name} did not end within {timeout:g} s")
-    if code := completed.returncode:
-        crash = SIGNAL_NAMES.get(-code, f"signal {-code}")
-        how = f"ended with exit code {code}" if code > 0 else f"crashed ({crash})"
-        raise Unavailable(f"{name} {how}{quote_output(completed.stdout)}")
-    return completed.stdout
+    if code == 0:
+        return completed.stdout
+    how = f"ended with exit code {code}"
+    if code < 0:
+        how = f"crashed ({SIGNAL_NAMES.get(-code, f'signal {-code}')})"
+    raise Unavailable(f"{name} {how}{quote_output(completed.stdout)}")
 
 
 def quote_output(text: str) -> str:
     """Return some output on one line, shortened, after a colon; empty when there is none."""
     words = " ".join(word for word in text.split() if set(word) - set("-=*#"))
+    if not words:
+        return ""
     if len(words) > QUOTED_FIRST + QUOTED_LAST:
         words = f"{words[:QUOTED_FIRST]} ... {words[-QUOTED_LAST:]}"
-    return f": {words}" if words else ""
+    return f": {words}"

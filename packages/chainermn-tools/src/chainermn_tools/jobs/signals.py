@@ -15,15 +15,11 @@ SIGNAL_NAMES = {one.value: one.name for one in signal.Signals}
 @contextlib.contextmanager
 def handle_signals(handle: Callable[[int], None]) -> Iterator[None]:
     """Let the signals only call this with their number (main thread only)."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    # Those that are ignored stay so: nohup's, or a background job's.
-    ours = [
-        number for number in SIGNALS if before[number] not in (signal.SIG_IGN, None)
-    ]
-    for number in ours:
-        signal.signal(number, lambda number, _: handle(number))
-    try:
+    with contextlib.ExitStack() as stack:
+        for number in SIGNALS:
+            before = signal.getsignal(number)
+            # A signal that is ignored stays so: nohup's, or a background job's.
+            if before not in (signal.SIG_IGN, None):
+                signal.signal(number, lambda number, _: handle(number))
+                stack.callback(signal.signal, number, before)
         yield
-    finally:
-        for number in ours:
-            signal.signal(number, before[number])

@@ -1,0 +1,106 @@
+"""The programs that this process runs: it adopts the orphans of each, and ends them with it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+
+from chainermn_tools.jobs.signals import handle_signals
+
+PR_SET_CHILD_SUBREAPER = 36
+# Killing ends after this, even if a process can't be killed.
+KILL_SECONDS = 5.0
+KILL_STEP_SECONDS = 0.01
+
+_lock = threading.Lock()
+_running: dict[int, subprocess.Popen[Any]] = {}
+_closed = False
+
+
+@contextlib.contextmanager
+def running(args: Sequence[str], **how: Any) -> Iterator[subprocess.Popen[Any]]:
+    """Run a program for the block, after which nothing is left here of what it started.
+
+    It runs in a session of its own, so that Ctrl-C reaches only this process. Raise
+    OSError if it can't be started, which is InterruptedError where no programs are
+    started any more.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    spared = _children()
+    with _lock:
+        if _closed:
+            raise InterruptedError(errno.EINTR, "no program is started any more")
+        # As from a shell: a rank finds its launcher through a file that it inherited.
+        process = subprocess.Popen(args, start_new_session=True, close_fds=False, **how)
+        _running[process.pid] = process
+    with process:  # closes its pipes
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+            del _running[process.pid]
+            kill_orphans(spared)
+    # What an mpiexec of Open MPI that was killed leaves.
+    folder = os.path.join(os.environ.get("TMPDIR", "/tmp"), f"ompi.{process.pid}")
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def kill_orphans(spared: Collection[int]) -> None:
+    """Kill the processes that programs left to this one, and theirs in turn.
+
+    Other children of this process are spared: those in its own session, those that a
+    thread waits for, and those that it had before.
+    """
+    deadline = time.monotonic() + KILL_SECONDS
+    while time.monotonic() < deadline:
+        orphans = _children(away=True).difference(spared, _running)
+        if not orphans:
+            return
+        for pid in orphans:
+            psutil.Process(pid).kill()
+            with contextlib.suppress(ChildProcessError):  # another thread was first
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(KILL_STEP_SECONDS)
+
+
+def _children(away: bool = False) -> set[int]:
+    """Return the children of this process, or only those in other sessions than its own."""
+    found = set()
+    for child in psutil.Process().children():
+        with contextlib.suppress(ProcessLookupError):
+            if not away or os.getsid(child.pid) != os.getsid(0):
+                found.add(child.pid)
+    return found
+
+
+@contextlib.contextmanager
+def kill_children_on_exit() -> Iterator[None]:
+    """Kill the programs that threads still run at the end of the block; no other can then start.
+
+    Threads that were left behind may run some, and nobody waits for those. In the block
+    signals that would end this process raise SystemExit (main thread only).
+    """
+    global _closed
+    _closed = False
+    spared = _children()
+    with handle_signals(lambda number: sys.exit(128 + number)):
+        try:
+            yield
+        finally:
+            with _lock:
+                _closed = True
+            for process in tuple(_running.values()):
+                process.kill()
+            kill_orphans(spared)
