@@ -11,15 +11,17 @@ from rich.console import Console
 
 from chainermn_tools import formatting
 
-SORT_KEYS = (
-    "rank",
-    "waiting",
-    "wire",
-    "waited_for",
-    "steps_per_second",
-    "examples_per_second",
-    "memory_bytes",
-)
+COLUMNS = {  # of the table, and the keys of a summary that they show
+    "rank": "rank",
+    "host": "host",
+    "steps_per_second": "steps_per_second",
+    "examples_per_second": "examples_per_second",
+    "waiting_share": "waiting",
+    "wire_share": "wire",
+    "waited_for_share": "waited_for",
+    "memory_bytes": "memory_bytes",
+}
+SORT_KEYS = [key for key in COLUMNS.values() if key != "host"]
 
 
 @click.command()
@@ -80,14 +82,6 @@ def _print(summary: dict[str, Any], console: Console) -> None:
 def _row(rank: dict[str, Any]) -> dict[str, Any]:
     from chainermn_tools import live
 
-    return {
-        "rank": rank["rank"],
-        "host": rank["host"],
-        "steps_per_second": rank["steps_per_second"],
-        "examples_per_second": rank["examples_per_second"],
-        "waiting_share": rank["waiting"],
-        "wire_share": rank["wire"],
-        "waited_for_share": rank["waited_for"],
-        "memory_bytes": rank["memory_bytes"],
-        "does": live.in_words(rank),
-    }
+    row = {column: rank[key] for column, key in COLUMNS.items()}
+    row["does"] = live.in_words(rank)
+    return row
