@@ -192,10 +192,10 @@ def test_an_input_that_needs_a_gradient_on_one_rank_is_enough(comm, random):
 def test_running_statistics_are_chainers_and_the_same_bits_on_all_ranks(comm, random):
     """Finetuned with equal weights, and not moved when a graph is computed again."""
     both = Both(comm, random, "uneven", "vectors", np.float64)
-    for finetune in (True, True, False):
-        both.alone(both.data, finetune=finetune)
+    for factor, finetune in enumerate((True, True, False), start=1):
+        both.alone(factor * both.data, finetune=finetune)
         link = partial(both.link, finetune=finetune)
-        F.sum(F.forget(link, Variable(both.part))).backward()
+        F.sum(F.forget(link, Variable(factor * both.part))).backward()
     assert both.link.N == 2
     statistics = [both.link.avg_mean, both.link.avg_var]
     both.close(statistics, [both.alone.avg_mean, both.alone.avg_var])
