@@ -53,7 +53,6 @@ def test_all_is_well_where_nothing_is_wrong():
     assert (found["schema"], found["well"], found["status"]) == (4, True, "ok")
     hosts = [{"name": "localhost", "slots": 2}]
     assert found["asked"] == {"ranks": None, "hosts": hosts, "script": __file__}
-    assert found["seconds"] > 0
     names = [name for stage in STAGES.values() for name in stage]
     assert list(found["by_name"]) == names
     for one in found["findings"]:
@@ -94,7 +93,7 @@ def test_a_rank_that_comes_to_grief_in_a_communicator_is_named(tmp_path, fault, 
     found = report("--timeout", 90, PYTHONPATH=path)
     assert found["bad"] == ["communicators"]
     assert said in found["by_name"]["communicators"]["found"]
-    assert found["by_name"]["ranks_end"]["details"] == {"because": "communicators"}
+    assert found["by_name"]["ranks_end"]["because"] == "communicators"
 
 
 @pytest.mark.ci
@@ -104,7 +103,6 @@ def test_an_mpiexec_that_hangs_is_named_alone_in_time(tmp_path):
     assert found["bad"] == ["mpiexec"]
     assert "did not end within" in found["by_name"]["mpiexec"]["found"]
     assert "--timeout" in found["by_name"]["mpiexec"]["fix"]
-    assert found["seconds"] < 30
 
 
 @pytest.mark.parametrize(
@@ -145,7 +143,6 @@ def test_what_is_on_standard_input_is_left_to_others(tmp_path):
     ("arguments", "said"),
     [
         (["--hosts", "a", "--hostfile", "b"], "exclude each other"),
-        (["--json", "--report"], "exclude each other"),
         (["--hosts", "a; reboot"], "is no host"),
         (["--hosts", "-oProxyCommand=reboot"], "is no host"),
         (["--hostfile", "/nonexistent/hosts"], "can't be read"),
@@ -194,7 +191,7 @@ def test_text_has_a_line_for_each_check_and_ends_with_a_verdict(machine):
     assert lines[:2] == ["This machine", "ok python it is"]
     bad = lines.index("FAILED mpiexec it is bad")
     assert lines[bad + 1] == f"fix: {FIX.replace('   ', ' ')}"
-    assert "skipped ('mpiexec' failed): mpi_match" in lines
+    assert "skipped (mpiexec failed): mpi_match" in lines
     assert "skipped (nothing to check): scheduler, nccl" in lines
     assert lines[-1] == (
         "1 check failed: mpiexec. 1 warning: import_chainermn. "

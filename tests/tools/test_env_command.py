@@ -11,7 +11,7 @@ from tests.support.jobs.commands import BIN, chainermn, program, run, with_progr
 from tests.support.jobs.processes import is_gone
 
 full = pytest.mark.full
-SECTIONS = "python packages imports mpi machine blas gpus variables topology"
+SECTIONS = "python packages imports mpi machine blas gpus variables"
 
 
 def report(**environment: str) -> dict:
@@ -27,9 +27,7 @@ def test_json_holds_every_section_and_real_values():
     assert found["python"]["prefix"] == sys.prefix
     assert found["packages"]["numpy"] == metadata.version("numpy")
     assert found["imports"]["finder"] == "registered"
-    assert found["mpi"]["match"] is True
-    assert [rank["rank"] for rank in found["topology"]["ranks"]] == [0, 1]
-    assert found["topology"]["thread_level"] == "multiple"
+    assert found["mpi"]["mismatch"] is None
     assert found["machine"]["memory"]["total_bytes"] > 2**28
     assert "lo" in found["machine"]["interfaces"]
     shown = {"OMP_NUM_THREADS": "1", "SLURM_JWT": "(hidden)", "SLURM_JOB_ID": "12"}
@@ -59,8 +57,6 @@ def test_without_mpiexec_the_rest_is_reported(tmp_path):
     found = report(PATH=str(tmp_path))
     assert found["mpi"]["launcher"]["unavailable"].startswith("no mpiexec on PATH")
     assert str(BIN / "mpiexec") in found["mpi"]["launcher"]["unavailable"]
-    assert "unavailable" in found["topology"]
-    assert "unavailable" in found["mpi"]["match"]
     assert found["mpi"]["library"]["vendor"]
     assert found["packages"]["numpy"]
 
@@ -79,19 +75,17 @@ def test_an_mpiexec_that_hangs_ends_by_timeout_with_its_children(tmp_path):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     late = "mpiexec did not end within 10 s"
-    assert found["topology"] == {"unavailable": late}
     asked = f"{tmp_path / 'bin' / 'mpiexec'} --version"
     assert found["mpi"]["launcher"] == {"unavailable": f"{asked}: {late}"}
     assert found["packages"]["numpy"] == metadata.version("numpy")
     sleepers = [int(line) for line in pids.read_text().split()]
-    assert len(sleepers) == 2
+    assert len(sleepers) == 1
     assert all(map(is_gone, sleepers)), "a process outlived the command that started it"
 
 
 def test_an_mpiexec_of_another_mpi_is_noticed(tmp_path):
     text = "#!/bin/sh\necho Intel MPI Library, Version 2021.10\n"
     found = report(PATH=with_program(tmp_path, "mpiexec", text))
-    assert found["mpi"]["match"] is False
     assert str(tmp_path) in found["mpi"]["mismatch"]
 
 
@@ -107,7 +101,6 @@ def test_a_crashing_mpi_import_leaves_the_rest(tmp_path, code, reason):
     program(tmp_path / "mpi4py" / "MPI.py", code)
     found = report(PYTHONPATH=str(tmp_path))
     assert reason in found["mpi"]["library"]["unavailable"]
-    assert "unavailable" in found["topology"]
     assert found["mpi"]["launcher"]["version"]
     assert found["blas"]["numpy_built_with"]
 
@@ -126,7 +119,6 @@ def test_gpus_are_reported_through_cupy(tmp_path):
     found = report(PYTHONPATH=str(tmp_path))["gpus"]
     one = {"name": "H200", "memory_bytes": 2**37, "compute_capability": "9.0"}
     assert found["cupy"] == {
-        "driver's cuda": "12.8",
         "cuda": "12.4",
         "devices": [one, one],
     }
@@ -153,10 +145,9 @@ def test_under_mpiexec_rank_0_reports_all_ranks_once(arguments):
     assert done.returncode == 0, done.stderr
     if not arguments:
         assert "\x1b" not in done.stdout
-        assert titles_of(done.stdout) == SECTIONS
+        assert titles_of(done.stdout) == f"{SECTIONS} topology"
         return
     found = json.loads(done.stdout)["topology"]
-    assert found["started"] == "by the launcher"
     assert found["size"] == 3
     assert [rank["rank"] for rank in found["ranks"]] == [0, 1, 2]
 

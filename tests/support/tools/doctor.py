@@ -136,7 +136,6 @@ class Machine:
             if name.startswith(TELLING) or name.endswith("_NUM_THREADS"):
                 patch.delenv(name)
         patch.setattr(gpus, "device_files", list)
-        patch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
 
     def look(self, name: str, **planted: Any) -> CheckResult:
         """What the check of a name finds, whatever others would; see `plant`."""

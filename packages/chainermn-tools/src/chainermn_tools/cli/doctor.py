@@ -13,6 +13,11 @@ from chainermn_tools.cli import doctor_report, options
 
 # Of the time-out, for starting and ending this program itself.
 OWN_SECONDS = 2.0
+SHOW = {
+    None: doctor_report.show_text,
+    "json": doctor_report.show_json,
+    "report": doctor_report.show_markdown,
+}
 STATUSES = {"ok": 0, "failed": 1, "warning": 3}
 
 
@@ -31,9 +36,12 @@ STATUSES = {"ok": 0, "failed": 1, "warning": 3}
 @click.option(
     "--script", metavar="FILE", help="The script that is to run on the hosts."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+@click.option("--json", "form", flag_value="json", help="Print JSON instead of text.")
 @click.option(
-    "--report", "as_report", is_flag=True, help="Print text to paste into a bug report."
+    "--report",
+    "form",
+    flag_value="report",
+    help="Print text to paste into a bug report.",
 )
 @click.option(
     "--timeout",
@@ -50,8 +58,7 @@ def doctor(
     host_list: str | None,
     hostfile: str | None,
     script: str | None,
-    as_json: bool,
-    as_report: bool,
+    form: str | None,
     timeout: float,
 ) -> None:
     """Find out what is wrong here, and how to fix it.
@@ -67,11 +74,9 @@ def doctor(
     Exit status: 0 if all is well, 1 if a check failed, 3 if there are warnings only, 2
     for a wrong command line, 128 + n if this program was ended by signal n.
     """
-    started = time.monotonic()
+    deadline = time.monotonic() + timeout - OWN_SECONDS
     if jobs.rank_from_env() is not None:
         raise click.UsageError("the doctor starts ranks itself; run it without mpiexec")
-    if as_json and as_report:
-        raise click.UsageError("--json and --report exclude each other")
     try:
         hosts = options.named_hosts(host_list, hostfile)
         if not hosts:
@@ -82,17 +87,11 @@ def doctor(
         script = os.path.abspath(script)
         if not hosts:
             raise click.UsageError("--script needs hosts: name them with --hosts")
-    deadline = started + timeout - OWN_SECONDS
     context = diagnostics.Context(deadline, ranks, hosts, script)
     stages = [diagnostics.LOCAL, diagnostics.RANKS]
     if hosts:
         stages.append(diagnostics.HOSTS)
     with jobs.kill_children_on_exit():
-        results = diagnostics.run_checks(stages, context)
-        if as_json:
-            shown = doctor_report.show_json(results, context, started)
-        elif as_report:
-            shown = doctor_report.show_markdown(stages, results, context)
-        else:
-            shown = doctor_report.show_text(stages, results)
-    ctx.exit(STATUSES[doctor_report.worst_status(shown)])
+        coming = diagnostics.run_checks(stages, context)
+        results = SHOW[form](stages, coming, context)
+    ctx.exit(STATUSES[doctor_report.worst_status(results)])

@@ -61,12 +61,7 @@ def evaluate(problems: Problems, success: str) -> CheckResult:
     """Return what is wrong with some hosts, and how to fix the first of them."""
     if not problems:
         return ok(success)
-    hosts: dict[str, list[str]] = {}
-    for host, (problem, _) in problems.items():
-        hosts.setdefault(problem, []).append(host)
-    parts = [
-        f"{join_first(names, MAX_NAMED)}: {problem}" for problem, names in hosts.items()
-    ]
+    parts = [f"{host}: {problem}" for host, (problem, _) in problems.items()]
     _, hint = next(iter(problems.values()))
     return failed(join_first(parts, MAX_NAMED, "; "), hint, hosts=list(problems))
 

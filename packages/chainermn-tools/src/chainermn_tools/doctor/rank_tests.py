@@ -8,7 +8,7 @@ are the same on all ranks.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -53,10 +53,28 @@ def try_communicator(world: MPI.Intracomm, name: str) -> dict[str, Any]:
     """Try a communicator on arrays in host memory (collective)."""
     if name == GPU_ONLY:
         return {"reason": "it is for GPUs only"}
+    return _attempt(world, name, _try_operations)
+
+
+def try_on_gpus(world: MPI.Intracomm, name: str) -> dict[str, Any]:
+    """Try a communicator's mean of gradients on GPUs, if each rank has one (collective)."""
+    reason = _gpu_problem(world, name)
+    if reason is not None:
+        return {"reason": reason}
+    with devices.use(_own_device(world)):
+        return _attempt(world, name, _try_gradients)
+
+
+def _attempt(
+    world: MPI.Intracomm,
+    name: str,
+    try_all: Callable[[CommunicatorBase, str], Iterator[tuple[str, bool]]],
+) -> dict[str, Any]:
+    """Make a communicator, try its operations, and return the first problem (collective)."""
     problem = None
     try:
         with create_communicator(name, world) as comm:
-            for operation, is_right in _try_operations(comm, name):
+            for operation, is_right in try_all(comm, name):
                 if not is_right:
                     problem = f"wrong values of {operation} arrived"
     except Exception as error:  # all ranks raise
@@ -84,33 +102,20 @@ def _try_operations(comm: CommunicatorBase, name: str) -> Iterator[tuple[str, bo
     yield "mean_grad", np.allclose(grad, mean)
 
 
-def try_on_gpus(world: MPI.Intracomm, name: str) -> dict[str, Any]:
-    """Try a communicator's mean of gradients on GPUs, if each rank has one (collective)."""
-    reason = _gpu_problem(world, name)
-    if reason is not None:
-        return {"reason": reason}
+def _try_gradients(comm: CommunicatorBase, name: str) -> Iterator[tuple[str, bool]]:
+    """Yield whether means of gradients on GPUs are right on this rank (collective)."""
     import cupy
 
-    problem = None
-    try:
-        with (
-            devices.use(_own_device(world)),
-            create_communicator(name, world) as comm,
-        ):
-            mean = (world.size - 1) / 2
-            if name == NO_OP:
-                mean = world.rank
-            for _ in range(GPU_CALLS):
-                grads = [
-                    cupy.asarray(np.full(size, world.rank, dtype))
-                    for dtype, size in GPU_GRADIENTS
-                ]
-                for grad in mean_grads(comm, grads):
-                    if not np.allclose(grad.get(), mean, rtol=1e-3):
-                        problem = "wrong values of mean_grad arrived"
-    except Exception as error:  # all ranks raise
-        problem = f"{type(error).__name__}: {error}"
-    return {"problem": _first(world, problem)}
+    mean = (comm.size - 1) / 2
+    if name == NO_OP:
+        mean = comm.rank
+    for _ in range(GPU_CALLS):
+        grads = [
+            cupy.asarray(np.full(size, comm.rank, dtype))
+            for dtype, size in GPU_GRADIENTS
+        ]
+        for grad in mean_grads(comm, grads):
+            yield "mean_grad", np.allclose(grad.get(), mean, rtol=1e-3)
 
 
 def mean_grads(comm: CommunicatorBase, grads: list[Any]) -> list[Any]:

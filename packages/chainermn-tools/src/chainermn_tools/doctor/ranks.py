@@ -102,8 +102,7 @@ class RankJob:
         """Return a failure: the job has ended too early, or had to be ended."""
         if self.output.timed_out:
             message = f"{message} within {self.timeout:.0f} s"
-            if reason := overload_reason(self.ranks):
-                message += f", and {reason}: if it is just slow, use --timeout"
+            message += "; if it is just slow, use --timeout"
             return failed(message, hint)
         said = most_telling_line(self.text)
         message = f"{message}; mpiexec ended with status {self.output.status}: {said}"
@@ -156,16 +155,6 @@ NETWORK_HINT = (
     "OMPI_MCA_btl_tcp_if_include=eth0 (Open MPI); or use plain TCP: UCX_TLS=tcp,self, or "
     "OMPI_MCA_pml=ob1"
 )
-
-
-def overload_reason(ranks: int) -> str:
-    """Return why ``ranks`` may just be slow on this machine; empty if they may not."""
-    usable = jobs.available_cores()["usable"]
-    if ranks > usable:
-        return f"{ranks} ranks are too many for {usable} cores"
-    if os.getloadavg()[0] > usable:
-        return f"there is more to do than {usable} cores can"
-    return ""
 
 
 def run_ranks(

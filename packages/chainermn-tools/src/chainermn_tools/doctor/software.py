@@ -26,7 +26,7 @@ from chainermn_tools.doctor.check import (
     skipped,
     warning,
 )
-from chainermn_tools.doctor.hints import MORE_TIME, hint_for, most_telling_line
+from chainermn_tools.doctor.hints import hint_for, most_telling_line
 from chainermn_tools.environment import OUR_PACKAGES
 from chainermn_tools.jobs import Unavailable
 
@@ -48,13 +48,14 @@ checks = Checks()
 
 @checks.add("python", "Does ChainerMN support this Python?")
 def python(context: Context) -> CheckResult:
-    version = sys.version_info[:2]
+    system = platform.system()
     implementation = platform.python_implementation()
+    version = sys.version_info[:2]
     here = f"{platform.python_version()}, {sys.executable}"
-    if (system := platform.system()) != "Linux":
-        return failed(f"{here} on {system}", "use Linux")
-    if implementation != "CPython" or version < OLDEST:
-        return failed(f"{here} is {implementation}", f"use {SUPPORTED}")
+    if version < OLDEST or (system, implementation) != ("Linux", "CPython"):
+        return failed(
+            f"{implementation} {here} on {system}", f"use {SUPPORTED} on Linux"
+        )
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         return warning(f"{here} is a free-threaded build", f"use {SUPPORTED}")
     if version > NEWEST:
@@ -132,25 +133,23 @@ def import_chainermn(context: Context) -> CheckResult:
     found = context.facts["imports"]
     origin = found["chainermn"]
     message = f"it gives {origin}"
-    version = context.facts["packages"]["chainermn"]
     if origin is None:
         return skipped("only parts of ChainerMN are installed")
-    if version is None or version.startswith("1."):
-        return failed(f"{message}; this project's package is missing", INSTALL_ALL)
     if FACADE in origin:
         return ok(message)
     if os.environ.get("CHAINERMN_USE_BUNDLED") == "1":
         return warning(
             f"{message}, as CHAINERMN_USE_BUNDLED is 1", "unset CHAINERMN_USE_BUNDLED"
         )
-    if found["finder"] != "registered":
+    version = context.facts["packages"]["chainermn"] or "1"
+    if found["finder"] != "registered" and not version.startswith("1"):
         return failed(
             f"{message}, since the start-up finder didn't run: Python reads .pth files of "
             "its environment's own folders alone, not of --target or PYTHONPATH, nor with -S",
             "install with pip into an environment, or write `import chainermn_comm` before "
             "`import chainermn`",
         )
-    return failed(message, INSTALL_ALL)
+    return failed(f"{message}, which is not this project's", INSTALL_ALL)
 
 
 @checks.add("import_chainer", "Can Chainer be imported?", needs=("packages",))
@@ -193,17 +192,13 @@ def mpi4py(context: Context) -> CheckResult:
 def mpiexec(context: Context) -> CheckResult:
     found = context.facts["mpi"]["launcher"]
     if problem := found.get("unavailable"):
-        hint = hint_for(problem, INSTALL_MPI)
-        if hint != MORE_TIME:
-            hint = _prepend_path() or hint
-        return failed(problem, hint)
+        return failed(problem, hint_for(problem, _prepend_path() or INSTALL_MPI))
     if found["vendor"] is None:
         said = most_telling_line("\n".join(found["description"]))
         message = f"{found['path']} is of no known MPI; it says: {said}"
         hint = "put the mpiexec of MPICH, MVAPICH, Open MPI or Intel MPI first on PATH"
         return warning(message, hint, path=found["path"])
-    message = f"{found['path']}, of {found['vendor']} {found['version'] or ''}"
-    return ok(message.rstrip(), path=found["path"])
+    return ok(f"{found['path']}, of {found['vendor']}", path=found["path"])
 
 
 @checks.add(

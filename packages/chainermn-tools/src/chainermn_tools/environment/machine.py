@@ -27,7 +27,7 @@ def machine(timeout: float) -> dict[str, Any]:
     """Return name, system, cores and memory; each on its own."""
     probes = {
         "host": socket.gethostname,
-        "kernel": lambda: f"{platform.system()} {platform.release()}",
+        "system": platform.platform,
         "processor": processor,
         "cores": jobs.available_cores,
         "memory": memory,
@@ -113,7 +113,6 @@ def gpu_devices() -> dict[str, Any]:
         runtime.getDeviceProperties(n) for n in range(runtime.getDeviceCount())
     ]
     return {
-        "driver's cuda": _dotted(runtime.driverGetVersion()),
         "cuda": _dotted(runtime.runtimeGetVersion()),
         "devices": [
             {

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import Any
 
 from chainermn_tools import jobs
 from chainermn_tools.environment import probe
 
-# As few as can show that ranks find one another.
-TRIAL_RANKS = 2
-
 
 def mpi(timeout: float) -> dict[str, Any]:
-    """Return what is known of library, launcher, their match, and the compiler for mpi4py."""
+    """Return what is known of library and launcher, and whether they match."""
     probes = {
         "library": lambda: probe.call_in_subprocess(mpi_library, timeout),
         "launcher": lambda: jobs.find_launcher(timeout),
     }
     found = probe.run_concurrently(probes, probe.MARGIN * timeout)
-    reason = mpi_mismatch(found["library"], found["launcher"])
-    known = "vendor" in found["library"] and found["launcher"].get("vendor") is not None
-    match = reason is None if known else probe.unavailable("one of the two is unknown")
-    return {**found, "match": match, "mismatch": reason, "mpicc": shutil.which("mpicc")}
+    return {**found, "mismatch": mpi_mismatch(found["library"], found["launcher"])}
 
 
 def mpi_library() -> dict[str, Any]:
@@ -36,7 +29,6 @@ def mpi_library() -> dict[str, Any]:
     return {
         "vendor": vendor,
         "version": ".".join(map(str, version)),
-        "standard": ".".join(map(str, MPI.Get_version())),
         "module": MPI.__file__,
         "description": MPI.Get_library_version().rstrip("\0").split("\n"),
     }
@@ -63,21 +55,13 @@ def mpi_mismatch(library: dict[str, Any], launcher: dict[str, Any]) -> str | Non
 
 
 def topology(timeout: float) -> dict[str, Any]:
-    """Return the ranks and their nodes (collective if a launcher started this process).
+    """Return the ranks that a launcher started, and their nodes (collective).
 
-    Under a launcher these are the ranks that it started; else two are started. MPI is
-    called in a subprocess, which under a launcher takes this one's place as a rank:
-    where MPI can't start, it ends its process or hangs. Raise Unavailable then, and on
-    all ranks but 0.
+    MPI is called in a subprocess, which takes this one's place as a rank: where MPI
+    can't start, it ends its process or hangs. Raise Unavailable then, and on all ranks
+    but 0.
     """
-    if jobs.rank_from_env() is not None:
-        return {
-            "started": "by the launcher",
-            **probe.call_in_subprocess(gather_ranks, timeout),
-        }
-    launcher = jobs.mpiexec_path(), "-n", str(TRIAL_RANKS)
-    found = probe.call_in_subprocess(gather_ranks, timeout, *launcher)
-    return {"started": f"{TRIAL_RANKS} ranks, for this report", **found}
+    return probe.call_in_subprocess(gather_ranks, timeout)
 
 
 def gather_ranks() -> dict[str, Any] | None:
@@ -90,14 +74,21 @@ def gather_ranks() -> dict[str, Any] | None:
 
     from chainermn_comm.topology import Topology
 
+    world = MPI.COMM_WORLD
     level = thread_level()
-    world, size = MPI.COMM_WORLD, MPI.COMM_WORLD.size
     nodes = Topology.discover(world).nodes
-    hosts = world.gather((MPI.Get_processor_name(), jobs.available_cores()["usable"]))
+    mine = {
+        "rank": world.rank,
+        "node": nodes[world.rank],
+        "host": MPI.Get_processor_name(),
+        "cores": jobs.available_cores()["usable"],
+    }
+    ranks = world.gather(mine)
     MPI.Finalize()
-    if hosts is None:
+    if ranks is None:
         return None
     wanted = jobs.rank_from_env()
+    size = len(ranks)
     if wanted is not None and wanted[1] not in (None, size):
         raise jobs.Unavailable(
             f"{wanted[1]} processes were started and each is rank 0 of {size}: "
@@ -107,12 +98,7 @@ def gather_ranks() -> dict[str, Any] | None:
         "size": size,
         "nodes": len(set(nodes)),
         "thread_level": level,
-        "ranks": [
-            {"rank": number, "node": node, "host": host, "cores": usable}
-            for number, (node, (host, usable)) in enumerate(
-                zip(nodes, hosts, strict=True)
-            )
-        ],
+        "ranks": ranks,
     }
 
 

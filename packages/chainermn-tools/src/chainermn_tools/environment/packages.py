@@ -10,8 +10,6 @@ from typing import Any
 
 from packaging.utils import canonicalize_name
 
-from chainermn_tools.environment.probe import unavailable
-
 OUR_PACKAGES = (
     *("chainermn", "chainermn-comm", "chainermn-train"),
     *("chainermn-modelparallel", "chainermn-tools"),
@@ -83,25 +81,13 @@ def import_origins() -> dict[str, Any]:
 def blas() -> dict[str, Any]:
     """Return which BLAS NumPy was built with and which it loaded. Call it in a subprocess."""
     import numpy
+    import threadpoolctl
 
     built = numpy.show_config(mode="dicts")["Build Dependencies"]["blas"]
-    known: dict[str, Any] = {"numpy_built_with": f"{built['name']} {built['version']}"}
-    try:
-        import threadpoolctl
-    except ModuleNotFoundError:
-        return {**known, "loaded": unavailable("threadpoolctl is not installed")}
-    keys = dict(
-        library="internal_api",
-        version="version",
-        threads="num_threads",
-        file="filepath",
-    )
-    found = [
-        one for one in threadpoolctl.threadpool_info() if one["user_api"] == "blas"
-    ]
+    loaded = threadpoolctl.threadpool_info()
     return {
-        **known,
-        "loaded": [{name: one[key] for name, key in keys.items()} for one in found],
+        "numpy_built_with": f"{built['name']} {built['version']}",
+        "loaded": [one for one in loaded if one["user_api"] == "blas"],
     }
 
 

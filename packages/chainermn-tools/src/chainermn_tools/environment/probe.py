@@ -25,8 +25,10 @@ Answer = TypeVar("Answer")
 
 def unavailable(reason: str | BaseException) -> dict[str, str]:
     """Return what a report holds in place of an answer; the reason on one line."""
-    kind = "" if isinstance(reason, str | Unavailable) else f"{type(reason).__name__}: "
-    return {"unavailable": " ".join(f"{kind}{reason}".split())}
+    text = str(reason)
+    if not isinstance(reason, str | Unavailable):
+        text = f"{type(reason).__name__}: {text}"
+    return {"unavailable": " ".join(text.split())}
 
 
 def run_concurrently(
@@ -59,15 +61,12 @@ def run_concurrently(
     return {name: answers.get(name, late) for name in probes}
 
 
-def call_in_subprocess(
-    function: Callable[[], Answer | None], timeout: float, *launcher: str
-) -> Answer:
+def call_in_subprocess(function: Callable[[], Answer | None], timeout: float) -> Answer:
     """Call a function in a fresh Python process, and return what it returned.
 
     The function is at the top level of a module, takes nothing and returns what JSON
-    can hold, or None when another rank answers of the launcher, a command line such as
-    ``mpiexec -n 2``. Raise TimedOut if it took too long, and Unavailable if it raised,
-    crashed or gave no answer.
+    can hold, or None when another rank answers. Raise TimedOut if it took too long, and
+    Unavailable if it raised, crashed or gave no answer.
     """
     # `-c` puts the current folder first on the path, which the command `chainermn` does
     # not.
@@ -77,7 +76,7 @@ def call_in_subprocess(
         f"from {function.__module__} import {function.__qualname__} as function\n"
         "print_answer(function)"
     )
-    text = check_output([*launcher, sys.executable, "-c", code], timeout)
+    text = check_output([sys.executable, "-c", code], timeout)
     for line in text.splitlines():
         if line.startswith(MARK):
             found = json.loads(line.removeprefix(MARK))

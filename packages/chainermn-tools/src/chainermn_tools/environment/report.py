@@ -22,7 +22,7 @@ from chainermn_tools.environment.probe import (
     run_concurrently,
 )
 from chainermn_tools.formatting import format_bytes, print_line, print_row
-from chainermn_tools.jobs import influences_jobs
+from chainermn_tools.jobs import influences_jobs, rank_from_env
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,7 +54,8 @@ def collect(seconds: float = TIMEOUT_SECONDS) -> dict[str, Any]:
         or not set.
     """
     probes = _probes(seconds)
-    probes["topology"] = lambda: topology(seconds)
+    if rank_from_env() is not None:
+        probes["topology"] = lambda: topology(seconds)
     return {"schema": SCHEMA, **run_concurrently(probes, MARGIN**2 * seconds)}
 
 
@@ -92,15 +93,13 @@ def rank_facts() -> dict[str, Any]:
 
 def variables() -> dict[str, str]:
     """Return the variables that are set and influence jobs; secret values are hidden."""
-    named = [
-        (name, value)
-        for name, value in sorted(os.environ.items())
-        if influences_jobs(name)
-    ]
-    return {
-        name: "(hidden)" if SECRET.search(name) else _printable(value)
-        for name, value in named
-    }
+    found = {}
+    for name, value in sorted(os.environ.items()):
+        if influences_jobs(name):
+            found[name] = "(hidden)"
+            if not SECRET.search(name):
+                found[name] = _printable(value)
+    return found
 
 
 def _printable(value: str) -> str:
