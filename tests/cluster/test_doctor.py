@@ -115,7 +115,7 @@ def hanging_start(at: At) -> Iterator[None]:
 
 
 FAULTS = {
-    "wrong name": Fault("nosuch", "ssh", "doesn't know", "/etc/hosts"),
+    "wrong name": Fault("nosuch", "ssh", "known|resolve", "/etc/hosts"),
     "no sshd": Fault(
         "beta", "ssh", "refuses", "systemctl start ssh", lambda at: at.ssh("Port 23")
     ),

@@ -116,7 +116,7 @@ FAULTS = {
         lambda at: at.slurm.memory_limit("beta", 200 << 20),
     ),
     "full shared memory": Fault(
-        *("hosts_shared_memory", of_beta("2 MiB of 64 MiB"), "ls -l /dev/shm"),
+        *("hosts_shared_memory", of_beta("2 MiB of 64 MiB"), "ls -lS /dev/shm"),
         full_shared_memory,
     ),
     "a node that is gone": Fault(

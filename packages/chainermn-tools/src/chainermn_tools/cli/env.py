@@ -13,7 +13,7 @@ from chainermn_tools import environment, jobs
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 def env(as_json: bool) -> None:
-    """Print what a bug report needs: versions, MPI, topology, machine, GPUs.
+    """Print what a bug report needs: versions, MPI, machine, GPUs.
 
     Started under mpiexec, it shows where each rank is, once, from rank 0:
 

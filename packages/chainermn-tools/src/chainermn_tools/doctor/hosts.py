@@ -189,36 +189,7 @@ def _communicators(ranks_per_host: Mapping[str, int]) -> list[str]:
 
 
 @rank_checks.add(
-    "srun_ranks",
-    "Do ranks that srun itself starts see one another?",
-    ("ranks_meet", "hosts_python", "script"),
-)
-def srun_ranks(context: Context) -> CheckResult:
-    if not jobs.starts_by_srun():
-        return skipped("this is no job of Slurm")
-    shares = _ranks_per_host(context)
-    found = jobs.find_srun(str(mpi_vendor(context)))
-    plugin = found["plugin"]
-    # Without a vendor no plugin is named: Slurm's default, or the user's, is tried.
-    launcher = {"path": found["path"], "vendor": None}
-    variables = {"SLURM_NNODES": str(len(shares))}
-    job = run_ranks(shares, context.share(SRUN_SHARE), launcher, (), variables)
-    hint = f"export SLURM_MPI_TYPE={plugin}   # or srun --mpi={plugin}; or start ranks by mpiexec"
-    sizes = [one["size"] for one in job.results(START)]
-    if job.ranks > 1 and sizes == [1] * job.ranks:
-        message = f"each of {job.ranks} ranks is rank 0 of 1"
-        return warning(f"{message}: srun names no others to its MPI", hint)
-    if "mpi/pmi2: " in job.text:
-        hint = "export MPIR_CVAR_CH4_NETMOD=ofi   # where srun starts ranks of MPICH"
-        return warning("MPICH over UCX sends more than Slurm's PMI 2 takes", hint)
-    if job.output.timed_out or job.output.status or len(job.results(END)) < job.ranks:
-        said = most_telling_line(job.text)
-        return failed(f"they don't come to their end; they say: {said}", hint)
-    return ok(f"all {job.ranks} do")
-
-
-@rank_checks.add(
-    "hosts_start", "Do ranks start on the requested hosts?", ("script", "srun_ranks")
+    "hosts_start", "Do ranks start on the requested hosts?", ("ranks_meet", "script")
 )
 def start(context: Context) -> CheckResult:
     job = run_job(context)
@@ -323,11 +294,41 @@ def shared_memory(context: Context) -> CheckResult:
         found = check_size(facts["shared_memory"], ranks, mpi_vendor(context))
         if found.hint is not None:
             how = warning if found.status == "warning" else failed
-            return how(f"{host}: {found.message}", f"ssh {host} {found.hint}")
+            hint = f"ssh {host} {found.hint}"
+            return how(f"{host}: {found.message}", hint, hosts=[host])
     return ok("there is")
 
 
 NEEDS = ("hosts_packages", "hosts_memory", "hosts_shared_memory")
+
+
+@rank_checks.add(
+    "srun_ranks",
+    "Do ranks that srun itself starts see one another?",
+    NEEDS,
+)
+def srun_ranks(context: Context) -> CheckResult:
+    if not jobs.starts_by_srun():
+        return skipped("this is no job of Slurm")
+    shares = _ranks_per_host(context)
+    found = jobs.find_srun(str(mpi_vendor(context)))
+    plugin = found["plugin"]
+    # Without a vendor no plugin is named: Slurm's default, or the user's, is tried.
+    launcher = {"path": found["path"], "vendor": None}
+    variables = {"SLURM_NNODES": str(len(shares))}
+    job = run_ranks(shares, context.share(SRUN_SHARE), launcher, (), variables)
+    hint = f"export SLURM_MPI_TYPE={plugin}   # or srun --mpi={plugin}; or start ranks by mpiexec"
+    sizes = [one["size"] for one in job.results(START)]
+    if job.ranks > 1 and sizes == [1] * job.ranks:
+        message = f"each of {job.ranks} ranks is rank 0 of 1"
+        return warning(f"{message}: srun names no others to its MPI", hint)
+    if "mpi/pmi2: " in job.text:
+        hint = "export MPIR_CVAR_CH4_NETMOD=ofi   # where srun starts ranks of MPICH"
+        return warning("MPICH over UCX sends more than Slurm's PMI 2 takes", hint)
+    if job.output.timed_out or job.output.status or len(job.results(END)) < job.ranks:
+        said = most_telling_line(job.text)
+        return failed(f"they don't come to their end; they say: {said}", hint)
+    return ok(f"all {job.ranks} do")
 
 
 @rank_checks.add("hosts_meet", "Do ranks on the hosts see one another?", NEEDS)
