@@ -97,8 +97,8 @@ def test_what_happened_is_one_object_and_output_stays_out_of_it(tmp_path):
     how = "failed first: sys.exit(3) (exit status 3)"
     assert found["cause"] == f"rank 0 on {socket.gethostname()} {how}"
     assert found["rank"] == 0
-    assert found["next_step"] == "Next step: read what that rank printed before."
-    assert done.stderr.endswith(f"{found['cause']}\n{found['next_step']}\n")
+    assert found["next_step"] == "read what that rank printed before."
+    assert done.stderr.endswith(f"{found['cause']}\nNext step: {found['next_step']}\n")
     assert all(key.isidentifier() and key.islower() for key in found)
     assert found["command"][-1] == str(name)
     assert done.stderr.count("said\n") == 2

@@ -15,7 +15,7 @@ import click
 from _chainermn_events import GRACE_SECONDS, GRACE_VARIABLE
 from chainermn_tools import jobs
 from chainermn_tools.cli import options
-from chainermn_tools.explain import next_step
+from chainermn_tools.explain import LABEL, next_step
 from chainermn_tools.launch import run_script
 from chainermn_tools.rank import LOG_VARIABLE
 
@@ -186,7 +186,8 @@ def launch(
         _log(f"{result.cause}\n{step}")
     if as_json:
         found = dataclasses.asdict(result)
-        found.update(next_step=step.strip(), hosts=how.get("hosts", {}))
+        step = step.strip().removeprefix(LABEL)
+        found.update(next_step=step, hosts=how.get("hosts", {}))
         found.update(command=output.command, restarts=output.restarts)
         click.echo(json.dumps(found, indent=2))
     ctx.exit(result.status)

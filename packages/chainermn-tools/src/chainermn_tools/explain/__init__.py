@@ -5,6 +5,7 @@ from chainermn_tools.explain.error_rules import Kind as Kind
 from chainermn_tools.explain.error_rules import load_rules as load_rules
 from chainermn_tools.explain.failed_rank import Verdict as Verdict
 from chainermn_tools.explain.failed_rank import find_crash as find_crash
+from chainermn_tools.explain.next_steps import LABEL as LABEL
 from chainermn_tools.explain.next_steps import next_step as next_step
 from chainermn_tools.explain.search import Findings as Findings
 from chainermn_tools.explain.search import Match as Match
