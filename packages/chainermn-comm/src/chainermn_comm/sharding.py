@@ -142,7 +142,7 @@ def _sum_once(payloads: list[bytes], what: str) -> float:
                     "a lower rank, so they are no replicas of one parameter. If each rank has "
                     "links of its own, as where send and recv connect them, add them to a "
                     "MultiNodeChainList, or give each parameter the attribute shardings = "
-                    '(Sharding("placed", comm),)'
+                    '(chainermn_comm.Sharding("placed", comm),)'
                 )
             num_shards = math.prod(size for _, size in shards)
             squares[parameter] += ranks * found

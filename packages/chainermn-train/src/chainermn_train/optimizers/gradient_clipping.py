@@ -44,7 +44,9 @@ class MultiNodeGradientClipping:
     ranks that hold other parts of the model wait in the hook for that rank.
 
     Args:
-        threshold: the greatest norm that gradients keep, the same on all ranks.
+        threshold: the greatest norm that gradients keep, the same on all ranks. With a
+            loss scale it is compared with the norm of the scaled gradients, as in
+            Chainer.
         comm: the ranks that hold the whole model together, once or several times: not
             those with the same shards, over which a multi-node optimizer averages.
 
