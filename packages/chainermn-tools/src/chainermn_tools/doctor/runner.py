@@ -11,8 +11,6 @@ from chainermn_tools.doctor.hints import REPORT_IT, hint_for
 from chainermn_tools.formatting import printable
 from chainermn_tools.jobs import Unavailable
 
-MAX_TEXT_LENGTH = 2000
-
 
 @dataclass(frozen=True)
 class Stage:
@@ -38,11 +36,10 @@ def run_checks(stages: Sequence[Stage], context: Context) -> Iterator[CheckResul
     for stage in stages:
         for check in stage.checks:
             found = _blocked(check, results) or _run_check(check, context)
-            hint = None if found.hint is None else _readable(found.hint)
+            # Hosts may send control characters.
             results[check.name] = replace(
                 found,
-                message=_readable(found.message),
-                hint=hint,
+                message=printable(found.message, kept="\n").strip(),
                 name=check.name,
                 question=check.question,
                 stage=stage.name,
@@ -69,11 +66,3 @@ def _blocked(check: Check, earlier: Mapping[str, CheckResult]) -> CheckResult | 
         if cause is not None:
             return skipped(f"{cause!r} failed", blocked_by=cause)
     return None
-
-
-def _readable(text: str) -> str:
-    """Return the text without control characters, which hosts may send, and not too long."""
-    shown = printable(text, kept="\n").strip()
-    if len(shown) > MAX_TEXT_LENGTH:
-        return f"{shown[:MAX_TEXT_LENGTH]} ..."
-    return shown
