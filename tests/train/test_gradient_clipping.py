@@ -14,7 +14,6 @@ from chainer.optimizer_hooks import GradientClipping, GradientLARS
 from chainermn_comm import PeerError, RankMismatchError, Sharding
 from chainermn_modelparallel import ColumnParallelLinear, RowParallelLinear
 from chainermn_train import MultiNodeGradientClipping, create_multi_node_optimizer
-from chainermn_train.optimizers.gradient_set import Gradient, multiply_gradients
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 4)]
 
@@ -191,22 +190,6 @@ def test_gradients_of_a_whole_model_are_what_chainer_makes_of_them(naive, value)
     model.cleargrads()
     hook(optimizer)
     assert model.W.grad is None
-
-
-@pytest.mark.parametrize("shape", [(), (3,)])
-@pytest.mark.parametrize(
-    ("dtype", "product"),
-    [
-        (np.float16, np.float16(4e-4)),
-        (np.float32, np.float32(40000) * np.float32(1e-8)),
-        (np.float64, 40000 * 1e-8),
-    ],
-)
-def test_a_factor_that_sixteen_bits_take_for_zero_counts(shape, dtype, product):
-    gradient = Gradient("", None, np.full(shape, 40000, dtype))
-    multiply_gradients([gradient], 1e-8)
-    assert gradient.grad.dtype == dtype
-    np.testing.assert_array_equal(gradient.grad, np.full(shape, product), strict=True)
 
 
 @pytest.mark.parametrize(
