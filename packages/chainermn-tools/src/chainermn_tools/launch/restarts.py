@@ -7,7 +7,6 @@ import shlex
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from _chainermn_events import (
@@ -119,8 +118,6 @@ def _variables(ranks: int, hosts: Mapping[str, int]) -> dict[str, str]:
 def _judge(output: jobs.JobOutput, ranks: int, timeout: float | None) -> JobResult:
     """Classify a job, which this process may have ended."""
     result = classify(output, ranks)
-    if result.status == LEAVING_STATUS and len(output.first_of("leaving")) < ranks:
-        result = replace(result, status=1)
     if output.interrupted is not None:
         if not result.success and result.status != LEAVING_STATUS:
             return of_signal(output.interrupted)
