@@ -99,7 +99,7 @@ def test_a_rank_that_comes_to_grief_in_a_communicator_is_named(tmp_path, fault, 
 @pytest.mark.ci
 def test_an_mpiexec_that_hangs_is_named_alone_in_time(tmp_path):
     path = commands.with_program(tmp_path, "mpiexec", HANGS.format(tmp_path / "pids"))
-    found = report("--timeout", 30, PATH=path)
+    found = report("--timeout", 90, PATH=path)
     assert found["bad"] == ["mpiexec"]
     assert "did not end within" in found["by_name"]["mpiexec"]["found"]
     assert "--timeout" in found["by_name"]["mpiexec"]["fix"]

@@ -74,7 +74,7 @@ class Context:
     @functools.cached_property
     def facts(self) -> dict[str, Any]:
         """What `chainermn env` prints, but for the topology."""
-        return environment.collect_here(self.share(FACTS_SHARE))
+        return environment.collect_here(round(self.share(FACTS_SHARE), 1))
 
     def share(self, share: float) -> float:
         """Return this share of the remaining seconds, less what ending a program takes."""

@@ -156,7 +156,7 @@ def import_chainermn(context: Context) -> CheckResult:
 def import_chainer(context: Context) -> CheckResult:
     if context.facts["packages"]["chainer"] is None:
         return skipped("Chainer is not installed")
-    timeout = context.share(IMPORT_SECONDS_SHARE)
+    timeout = round(context.share(IMPORT_SECONDS_SHARE), 1)
     try:
         return ok(environment.call_in_subprocess(chainer_version, timeout))
     except Unavailable as error:
