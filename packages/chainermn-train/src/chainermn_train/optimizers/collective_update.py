@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,21 +15,12 @@ from ..collective_errors import raise_together
 from ..leaving import is_warned
 from ..slots import named_parameters, scaling_checksum
 from .accumulation import Accumulation
-from .agreement import (
-    OPERATION,
-    Action,
-    Row,
-    exchange_rows,
-    settle,
-)
-from .gradient_clipping import (
-    StartAgainError,
-    refuse_hooks_by_norm,
-    starts_again,
-)
+from .agreement import OPERATION, Action, Row, exchange_rows, settle
+from .gradient_clipping import StartAgainError, refuse_hooks_by_norm, starts_again
 from .gradient_exchange import GradientExchange
-from .gradient_set import is_updated, present_gradient, rescale
+from .gradient_set import drop_unused, present_gradient, rescale
 from .join_block import current_block
+from .leftovers import warn_of_leftovers
 from .parameter_set import ParameterSet
 from .shared_state import SharedState
 
@@ -52,8 +42,7 @@ class CollectiveUpdate:
         accumulation: gradients that were added up since the last step.
         state: what ranks have alike.
         signature: which optimizer this is; compared by each collective call.
-        warn_of_leftovers: warns once, when it is called, when this is collected, or
-            when Python ends.
+        warn_of_leftovers: warns once, at the latest when Python ends.
     """
 
     def __init__(
@@ -88,7 +77,7 @@ class CollectiveUpdate:
         self.signature = (("optimizer, by creation", f"number {number} ({kind})"),)
         self.warn_of_leftovers = weakref.finalize(
             self,
-            _warn_of_leftovers,
+            warn_of_leftovers,
             self._communicator,
             self.accumulation,
             self.exchange,
@@ -101,7 +90,7 @@ class CollectiveUpdate:
             if compute_loss is not None:
                 loss = self._loss(compute_loss)
                 self.exchange.backward(self._params, loss, self._scale)
-            _drop_unused(self._params)
+            drop_unused(self._params)
             self._add(1)
             return
         block = current_block.get()
@@ -141,8 +130,6 @@ class CollectiveUpdate:
         """Drop all gradients and what is known of the other ranks: there is another state."""
         self.state.forget()
         self._drop_gradients()
-
-    # An update, step by step.
 
     def _update_together(self, update: Callable[[], None]) -> None:
         """Make an update, or drop all gradients if ranks that hold the model start again."""
@@ -247,7 +234,7 @@ class CollectiveUpdate:
         if call == FLUSH:
             is_step = accumulation.num_calls > 0
         else:
-            _drop_unused(params)
+            drop_unused(params)
         reducer = None
         if is_step and not self.state.needs_sharing():
             with raise_together(self._communicator.handshake, OPERATION, meet=False):
@@ -296,8 +283,7 @@ class CollectiveUpdate:
             )
         if reducer is None:
             reducer = communicator.make_reducer(self._zero_fill, OPERATION)
-        settings = self.state.settings(optimizer)
-        signature = (*self.signature, ("call", call), *settings)
+        signature = (*self.signature, ("call", call), *self.state.settings(optimizer))
         rows = exchange_rows(reducer, signature, row)
         self.state.has_equal_settings = True
         self.agreements += 1
@@ -359,29 +345,5 @@ class CollectiveUpdate:
         return self.state.params or ParameterSet(self._optimizer.target)
 
     @property
-    def _scale(self) -> float | None:
-        scale: float | None = getattr(self._optimizer, "_loss_scale", None)
-        return scale
-
-
-def _warn_of_leftovers(
-    communicator: CommunicatorBase,
-    accumulation: Accumulation,
-    exchange: GradientExchange,
-) -> None:
-    """Warn on rank 0 if it has gradients that no step has used."""
-    if communicator.rank == 0 and (exchange.pending or accumulation.num_accumulated):
-        warnings.warn(
-            "gradients are left that no step has used, as double_buffering and "
-            "accumulate_steps leave them at the end: call the optimizer's flush() "
-            "on all ranks after the last update",
-            RuntimeWarning,
-            stacklevel=4,
-        )
-
-
-def _drop_unused(params: ParameterSet) -> None:
-    """Drop gradients along which nobody steps; they are neither sent nor kept."""
-    for param in params.params:
-        if not is_updated(param):
-            param.cleargrad()
+    def _scale(self) -> Any:
+        return getattr(self._optimizer, "_loss_scale", None)

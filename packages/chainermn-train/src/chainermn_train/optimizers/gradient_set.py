@@ -135,6 +135,13 @@ def is_updated(param: Any) -> bool:
     return bool(getattr(param.update_rule, "enabled", True))
 
 
+def drop_unused(params: ParameterSet) -> None:
+    """Drop gradients along which nobody steps; they are neither sent nor kept."""
+    for param in params.params:
+        if not is_updated(param):
+            param.cleargrad()
+
+
 def rescale(params: ParameterSet, scale: float | None) -> None:
     """Multiply all present gradients so that they have this loss scale.
 
