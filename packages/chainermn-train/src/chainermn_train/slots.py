@@ -226,7 +226,9 @@ def broadcast_slots(
                 return fact
 
             value = map_leaves(receive, fact)
-            if rank != root and name in here and value is not None:
+            # `bcast_data` gives parameters to the others, or refuses to.
+            is_needed = rank == 0 or not name.startswith(VALUE)
+            if rank != root and is_needed and name in here and value is not None:
                 here[name].set(value)
 
         for name, fact in rows[0].items():

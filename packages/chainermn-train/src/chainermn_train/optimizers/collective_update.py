@@ -73,8 +73,8 @@ class CollectiveUpdate:
         Optimizers have numbers in the order in which they are made or copied.
         """
         number = next(_numbers.setdefault(self._communicator, count(1)))
-        kind = type(self._optimizer).__name__
-        self.signature = (("optimizer, by creation", f"number {number} ({kind})"),)
+        text = f"number {number} ({type(self._optimizer).__name__})"
+        self.signature = (("optimizer, by creation", text),)
         self.warn_of_leftovers = weakref.finalize(
             self,
             warn_of_leftovers,

@@ -83,10 +83,11 @@ class MultiNodeGradientClipping:
     def _meet(self, outcome: str, optimizer: Any) -> bool:
         """Tell what becomes of this rank's update; return whether ranks differ (collective)."""
         self._is_due = False
-        own = outcome, getattr(optimizer, "t", 0)
+        own = outcome, optimizer.t
         rows = allgather_checked(self.comm, self.name, lambda: own)
-        steps = [{_STEPS: count} for _, count in rows]
-        raise_if_different(self.name, self.comm.rank, steps)
+        raise_if_different(
+            self.name, self.comm.rank, [{_STEPS: steps} for _, steps in rows]
+        )
         return rows.count(own) < len(rows)
 
 
@@ -101,8 +102,11 @@ def starts_again(optimizer: Any, update: Callable[[], None]) -> bool:
         Whether the update has raised StartAgainError, or other ranks of a hook step and
         this one doesn't. This rank, and they, must drop their gradients.
     """
-    hooks = _hooks_of(optimizer)
-    hooks = [each for each in hooks if isinstance(each, MultiNodeGradientClipping)]
+    hooks = [
+        each
+        for each in _hooks_of(optimizer)
+        if isinstance(each, MultiNodeGradientClipping)
+    ]
     for hook in hooks:
         hook._is_due = True
     outcome = NO_STEP
