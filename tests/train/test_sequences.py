@@ -166,6 +166,16 @@ def a_part_that_one_rank_adds_first_is_named(play, rank, steps):
     play.replace(ALL, "third")
 
 
+@sequence(is_lazy=True, on_drift="ignore")
+def what_is_refused_leaves_values_as_they_were(play, rank, steps):
+    """Rank 0 has none, and another rank others than the first that has some."""
+    play.update(3 * steps)
+    play.do("disturb", ranks=[play.size - 1], what="parameter")
+    play.do("setup", ranks=[0], seed=20)
+    play.replace([1], "third")
+    play.do("flush")
+
+
 @sequence(optimizer="MomentumSGD")
 def one_rank_replaces_a_part_while_all_add_one(play, rank, steps):
     """Old momenta don't meet new ones."""
