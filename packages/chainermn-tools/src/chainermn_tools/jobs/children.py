@@ -36,11 +36,11 @@ def running(args: Sequence[str], **how: Any) -> Iterator[subprocess.Popen[Any]]:
     OSError if it can't be started, which is InterruptedError where no programs are
     started any more.
     """
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     spared = _children()
     with _lock:
         if _closed:
             raise InterruptedError(errno.EINTR, "no program is started any more")
+        _adopt_orphans(True)
         # As from a shell: a rank finds its launcher through a file that it inherited.
         process = subprocess.Popen(args, start_new_session=True, close_fds=False, **how)
         _running[process.pid] = process
@@ -50,11 +50,18 @@ def running(args: Sequence[str], **how: Any) -> Iterator[subprocess.Popen[Any]]:
         finally:
             process.kill()
             process.wait()
-            del _running[process.pid]
             kill_orphans(spared)
+            with _lock:
+                del _running[process.pid]
+                _adopt_orphans(len(_running) > 0)
     # What an mpiexec of Open MPI that was killed leaves.
     folder = os.path.join(os.environ.get("TMPDIR", "/tmp"), f"ompi.{process.pid}")
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _adopt_orphans(do_so: bool) -> None:
+    """Let this process be the parent of its descendants' orphans, or let init be it again."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(do_so))
 
 
 def kill_orphans(spared: Collection[int]) -> None:
