@@ -25,8 +25,8 @@ VARIABLES = {
     "CHAINERMN_NO_COMPAT": ((*NO_SWITCH, "true"), ("0", "1")),
     "CHAINERMN_GRACE": ((*NO_SECONDS, "0"), ("0.5", "1e6")),
 }
-# A folder's name may be anything, and the launcher alone sets the other one.
-WITHOUT_CHECK = {"CHAINERMN_TRACE", "CHAINERMN_RESTARTS"}
+# A folder's name may be anything, and the launcher alone sets the last two.
+WITHOUT_CHECK = {"CHAINERMN_TRACE", "CHAINERMN_LOG_DIR", "CHAINERMN_RESTARTS"}
 
 
 @pytest.mark.parametrize("name", VARIABLES)
