@@ -1,6 +1,5 @@
 """Benchmarks: check communicators' values, time them, and show one table and one plot.
 
 Nothing is re-exported, since most modules load NumPy and `chainermn_comm`. Other
-folders may use `operations`, `timing`, `values` (all for the doctor), `runner`, `text`
-and `plot`.
+folders may use `runner`, `text` and `plot`.
 """
