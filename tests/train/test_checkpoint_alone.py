@@ -72,7 +72,7 @@ def test_background_keeps_what_was_there_at_the_save(comm, folder):
     big.add_persistent("empty", np.empty((0, 3), "f4"))
     arrays = [np.full(200_000, 1), np.full(200_000, 2), np.arange(6.0).reshape(2, 3).T]
     for iteration, array in enumerate(arrays, 1):
-        big.values = array.copy()
+        big.values = array.copy("K")
         checkpointer.save(big, iteration)
         big.values[:] = -1
     assert files_of(comm, 1, 2) <= files(comm, folder)

@@ -31,9 +31,8 @@ def new_file(path: Path) -> Iterator[BinaryIO]:
             sync_folder(path.parent)
         finally:
             with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
                 file.close()
-            with contextlib.suppress(OSError):
-                temporary.unlink()
 
 
 @contextlib.contextmanager
@@ -53,7 +52,7 @@ def advised(path: Path) -> Iterator[None]:
 
 def sync_folder(folder: Path) -> None:
     """Bring the names in a folder to the disk, if the folder's file system can do that."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:

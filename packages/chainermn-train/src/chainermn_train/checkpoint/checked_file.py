@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
@@ -18,6 +18,7 @@ from .atomic_file import new_file
 RESERVED_PREFIX = "chainermn-file/"
 _HEADER = RESERVED_PREFIX + "header"
 _FORMAT = 5
+# Arrays in C order, by name.
 State: TypeAlias = dict[str, np.ndarray]
 
 
@@ -61,20 +62,15 @@ class RankFile:
         return {_HEADER: np.frombuffer(text, np.uint8), **self.shared, **self.own}
 
 
-def merge(files: Iterable[RankFile]) -> State:
+def merge(files: Collection[RankFile]) -> State:
     """Return the arrays that are the same on all ranks.
 
     Raises:
         DamagedError: the files are of several saves.
     """
-    merged: State = {}
-    ids = set()
-    for file in files:
-        ids.add(file.id)
-        merged.update(file.shared)
-    if len(ids) > 1:
+    if len({file.id for file in files}) > 1:
         raise DamagedError("its files are of several saves")
-    return merged
+    return {name: array for file in files for name, array in file.shared.items()}
 
 
 def write_file(path: Path, arrays: State) -> None:
@@ -88,7 +84,15 @@ def write_npz(file: BinaryIO, arrays: State) -> None:
     with zipfile.ZipFile(file, "w") as archive:
         for name, array in arrays.items():
             with archive.open(name + ".npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, array, allow_pickle=False)
+                form = np.lib.format.header_data_from_array_1_0(array)
+                np.lib.format.write_array_header_1_0(member, form)
+                # NumPy's own function would copy the elements first.
+                member.write(bytes_of(array))
+
+
+def bytes_of(array: np.ndarray) -> memoryview:
+    """Return the memory of an array in C order."""
+    return array.reshape(-1).view(np.uint8).data
 
 
 def read_rank_file(path: Path) -> RankFile:

@@ -199,7 +199,7 @@ class MultiNodeCheckpointer(Extension):
         for name, array in arrays.items():
             copy = self._copies.get(name)
             if copy is None or (copy.shape, copy.dtype) != (array.shape, array.dtype):
-                copy = np.empty(array.shape, array.dtype)
+                copy = np.empty_like(array)
             np.copyto(copy, array)
             copies[name] = copy
         self._copies = copies

@@ -61,8 +61,12 @@ def load(
         anew = _move_iterators(comm, target, states, own, state)
         if not has_same_size:
             anew = ["random numbers", *anew, *_drop_added_gradients(state)]
-            sizes = f"saved by {len(states)} ranks, goes on with {comm.size}"
-            say(comm, run, f"{sizes}; begun anew: {', '.join(anew)}")
+            say(
+                comm,
+                run,
+                f"saved by {len(states)} ranks, goes on with {comm.size}; begun anew: "
+                f"{', '.join(anew)}",
+            )
         restorers = load_state_dict(target, state)
     if has_same_size and RANDOM in state:
 

@@ -9,7 +9,7 @@ import numpy as np
 from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import allgather_checked
-from .checked_file import State
+from .checked_file import State, bytes_of
 
 
 def names_alike(comm: CommunicatorBase, state: State) -> list[str]:
@@ -31,8 +31,7 @@ def _checksum(array: np.ndarray | None) -> int | None:
     if array is None:
         return None
     form = zlib.crc32(f"{array.dtype} {array.shape}".encode())
-    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return zlib.crc32(data.data, form)
+    return zlib.crc32(bytes_of(array), form)
 
 
 def divide(

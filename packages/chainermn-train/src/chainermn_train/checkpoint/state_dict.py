@@ -38,7 +38,7 @@ def require_serializable(target: Any) -> None:
 
 
 def state_dict(target: Any) -> State:
-    """Return the state of ``target`` as arrays in host memory.
+    """Return the state of ``target`` as arrays in C order in host memory.
 
     An array may share its memory with the target, and change when the target changes.
 
@@ -53,7 +53,7 @@ def state_dict(target: Any) -> State:
     state: State = {}
     without_value: list[str] = []
     for name, value in serializer.target.items():
-        array = np.asarray(value)
+        array = np.asarray(value, order="C")
         if array.dtype.hasobject:
             if array.ndim > 0 or array[()] is not None:
                 raise TypeError(
