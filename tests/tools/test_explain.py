@@ -126,8 +126,6 @@ LOGS = {
         None,
         ["ssh_host_key", "no_cudnn", "rank_failed"],
     ),
-    "each alone": ("I am rank 0 of 1\n" * 2, None, ["each_rank_is_alone"]),
-    "one alone": ("I am rank 0 of 1\n", None, []),
     # With one, what follows from it is left out.
     "hook": (RETRIED + REAL + HOOK + ABORT + KILLED, "rank 1: ValueError: real", []),
     "hook, chained": (RETRIED + CHAIN + REAL + HOOK, "rank 1: ValueError: real", []),

@@ -47,7 +47,6 @@ class ErrorRule:
     examples: tuple[str, ...]
     meaning: str  # what happened, in a sentence or two
     fix: tuple[str, ...]  # what to try, first things first; commands where possible
-    times: int = 1  # how many such lines are needed
 
     def is_possible(self, text: str) -> bool:
         """Return whether any line of a text may mean this error."""
@@ -83,5 +82,4 @@ def _rules_of(file: Path) -> Iterator[ErrorRule]:
             examples=tuple(table["examples"]),
             meaning=table["meaning"],
             fix=tuple(table["fix"]),
-            times=table.get("times", 1),
         )

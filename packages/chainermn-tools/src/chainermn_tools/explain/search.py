@@ -81,11 +81,7 @@ def search(log: BinaryIO, rules: Sequence[ErrorRule] | None = None) -> Findings:
                 _count(rule, line, matches)
 
     verdict = finder.verdict
-    found = [
-        match
-        for match in matches.values()
-        if match.times >= match.rule.times and not _is_echo(match.rule, verdict)
-    ]
+    found = [match for match in matches.values() if not _is_echo(match.rule, verdict)]
     found.sort(key=lambda match: (ORDER.index(match.rule.kind), match.line))
     return Findings(verdict, found)
 
