@@ -11,7 +11,7 @@ QUICK = ("bench", "--communicator", "flat", "--max-size", "1K")
     ("arguments", "said"),
     [
         (["--max-size", "512"], "is not one of '1K', '16K'"),
-        (["-n", "0"], "0 is not in the range"),
+        (["-n", "0"], "0 must be a whole number, 1 or more"),
     ],
 )
 def test_wrong_options_are_named_before_anything_is_started(arguments, said):

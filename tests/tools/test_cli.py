@@ -53,24 +53,19 @@ def test_a_reader_that_leaves_is_no_error():
     assert command.communicate(timeout=SECONDS)[1] == ""
 
 
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [
-        ("nan", "nan is no number of seconds from 10 to 86400"),
-        ("5", "5 is no number of seconds"),
-        ("soon", "'soon' is no number of seconds"),
-    ],
-)
-def test_what_is_no_time_is_named(seconds, said):
+@pytest.mark.parametrize("seconds", ["nan", "inf", "5", "soon"])
+def test_what_is_no_time_is_named(seconds):
     done = invoke("doctor", "--timeout", seconds)
     assert done.exit_code == 2
+    said = f"{seconds} must be a number of seconds, 10 or more"
     assert said in " ".join(done.output.split())
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_help_of_every_command_has_an_example(name):
+def test_the_help_of_every_command_has_an_example_and_no_formula(name):
     done = invoke(name, "--help")
     assert re.search(rf"^ {{6}}.*\bchainermn {name}\b", done.output, re.M), done.output
+    assert not re.search(r"\[default|[<>]=", done.output), done.output
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

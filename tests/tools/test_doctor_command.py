@@ -147,8 +147,6 @@ def test_what_is_on_standard_input_is_left_to_others(tmp_path):
         (["--hosts", "-oProxyCommand=reboot"], "is no host"),
         (["--hostfile", "/nonexistent/hosts"], "can't be read"),
         (["--script", "x.py"], "--hosts"),
-        (["--timeout", "1"], "10"),
-        (["--timeout", "nan"], "nan is no number of seconds"),
         (["-n", "0"], "0"),
     ],
 )

@@ -554,7 +554,7 @@ def test_a_schedulers_job_gives_hosts_and_ranks(tmp_path, arguments, shares):
     ("arguments", "text"),
     [
         (("SCRIPT",), "give -n, --hosts or --hostfile"),
-        (("-n", "0", "SCRIPT"), "0 is not in the range"),
+        (("-n", "0", "SCRIPT"), "0 must be a whole number, 1 or more"),
         (("-n", "2", "no such script.py"), "there is no no such script.py in /"),
         (("--hosts", "a;b", "SCRIPT"), "'a;b' in --hosts"),
         (("--hosts", "a", "--hostfile", "f", "SCRIPT"), "exclude each other"),
@@ -567,7 +567,7 @@ def test_a_schedulers_job_gives_hosts_and_ranks(tmp_path, arguments, shares):
         (("-n", "1", "--env", "A B=3", "SCRIPT"), "--env A B=3: write NAME=VALUE"),
         (("-n", "1", "--env", "SET", "SCRIPT"), "--env SET: write NAME=VALUE"),
         (("-n", "2", "/bin/ls"), "to run a program: mpiexec -n 2 /bin/ls"),
-        (("-n", "1", "--timeout", "nan", "SCRIPT"), "nan is no number of seconds"),
+        (("-n", "1", "--timeout", "nan", "SCRIPT"), "nan must be a number of seconds"),
         (("-n", "1", "--log-dir", "SCRIPT", "SCRIPT"), "'--log-dir'"),
     ],
 )

@@ -23,7 +23,7 @@ MOST_RANKS = 4
 @click.option(
     "-n",
     "ranks",
-    type=click.IntRange(1),
+    type=options.Count(1),
     metavar="N",
     help="Ranks to start; without it as many as there are cores, from 2 to 4.",
 )
@@ -38,8 +38,7 @@ MOST_RANKS = 4
     "--max-size",
     type=click.Choice(list(SIZES)),
     default="64M",
-    show_default=True,
-    help="The largest array.",
+    help="The largest array, 64M by default.",
 )
 @click.option("--plot", metavar="FILE", help="Draw a picture, such as bench.png.")
 @click.pass_context

@@ -25,9 +25,9 @@ STATUSES = {"ok": 0, "failed": 1, "warning": 3}
 @click.option(
     "-n",
     "ranks",
-    type=click.IntRange(1),
+    type=options.Count(1),
     metavar="N",
-    help="Number of ranks that you want to run.",
+    help="Number of ranks that you want to run, 1 or more.",
 )
 @click.option(
     "--hosts", "host_list", metavar="A,B", help="Check these hosts too; also a:2,b:2."
@@ -45,11 +45,10 @@ STATUSES = {"ok": 0, "failed": 1, "warning": 3}
 )
 @click.option(
     "--timeout",
-    type=options.Seconds(10, 86400),
+    type=options.Seconds(10),
     default=120,
-    show_default=True,
     metavar="S",
-    help="Seconds after which the doctor ends, whatever hangs.",
+    help="Seconds after which the doctor ends, whatever hangs: 120 by default, 10 or more.",
 )
 @click.pass_context
 def doctor(

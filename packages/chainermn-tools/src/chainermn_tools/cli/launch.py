@@ -22,7 +22,11 @@ from chainermn_tools.rank import LOG_VARIABLE
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @click.option(
-    "-n", "ranks", type=click.IntRange(1), metavar="N", help="Number of ranks."
+    "-n",
+    "ranks",
+    type=options.Count(1),
+    metavar="N",
+    help="Number of ranks, 1 or more.",
 )
 @click.option(
     "--hosts",
@@ -37,25 +41,25 @@ from chainermn_tools.rank import LOG_VARIABLE
 )
 @click.option(
     "--max-restarts",
-    type=click.IntRange(0),
+    type=options.Count(0),
     default=0,
     metavar="R",
     help="Start again after a failure, at most R times.",
 )
 @click.option(
     "--min-ranks",
-    type=click.IntRange(1),
+    type=options.Count(1),
     metavar="M",
     help="Start again on the hosts that answer, if these have M ranks or more.",
 )
 @click.option(
     "--grace",
-    type=options.Seconds(),
+    type=options.Seconds(0.001),
     default=GRACE_SECONDS,
     envvar=GRACE_VARIABLE,
-    show_default=True,
     metavar="SECONDS",
-    help="Time for the ranks to save and leave after SIGTERM or SIGUSR1.",
+    help="Time for the ranks to save and leave after SIGTERM or SIGUSR1, "
+    f"{GRACE_SECONDS:g} seconds by default.",
 )
 @click.option("--prefix", is_flag=True, help="Begin each line of output with its rank.")
 @click.option(
@@ -65,7 +69,7 @@ from chainermn_tools.rank import LOG_VARIABLE
 )
 @click.option(
     "--timeout",
-    type=options.Seconds(),
+    type=options.Seconds(0.001),
     metavar="SECONDS",
     help="End a job that takes longer; the exit status is 124.",
 )

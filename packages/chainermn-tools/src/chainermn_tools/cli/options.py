@@ -1,8 +1,9 @@
-"""What several subcommands ask of their options: seconds, hosts, and files to write."""
+"""What several subcommands ask of their options: seconds, numbers, hosts, files to write."""
 
 from __future__ import annotations
 
-import math
+import contextlib
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,26 +13,36 @@ import click
 from chainermn_tools import jobs
 
 
-class Seconds(click.ParamType):  # type: ignore[type-arg]  # of old clicks it has none
-    """A number of seconds, more than zero."""
+class Number(click.ParamType):  # type: ignore[type-arg]  # of old clicks it has none
+    """A number of at least this; help would show the range of click's own as a formula."""
 
-    name = "seconds"
+    name: str
+    kind: type
 
-    def __init__(self, least: float = 0.0, most: float = math.inf) -> None:
+    def __init__(self, least: float) -> None:
         self.least = least
-        self.most = most
 
-    def convert(self, value: Any, *where: Any) -> float:
-        try:
-            seconds = float(value)
-        except ValueError:
-            self.fail(f"{value!r} is no number of seconds", *where)
-        if not self.least <= seconds <= self.most or seconds == 0:  # nor is NaN
-            allowed = f"from {self.least:g} to {self.most:g}"
-            if self.most == math.inf:
-                allowed = "above 0"
-            self.fail(f"{value} is no number of seconds {allowed}", *where)
-        return seconds
+    def convert(self, value: Any, *where: Any) -> Any:
+        with contextlib.suppress(ValueError):
+            number = self.kind(value)
+            # NaN is in no range, and waiting for more raises OverflowError.
+            if self.least <= number <= threading.TIMEOUT_MAX:
+                return number
+        self.fail(f"{value} must be a {self.name}, {self.least:g} or more", *where)
+
+
+class Count(Number):
+    """A whole number."""
+
+    name = "whole number"
+    kind = int
+
+
+class Seconds(Number):
+    """A number of seconds."""
+
+    name = "number of seconds"
+    kind = float
 
 
 def named_hosts(host_list: str | None, hostfile: str | None) -> tuple[jobs.Host, ...]:

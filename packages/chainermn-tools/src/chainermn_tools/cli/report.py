@@ -18,8 +18,7 @@ from chainermn_tools.formatting import printable
     "--output",
     metavar="FILE",
     default="report.html",
-    show_default=True,
-    help="The page to write.",
+    help="The page to write, report.html by default.",
 )
 def report(results: tuple[str, ...], output: str) -> None:
     """Draw a job as a web page: curves, time lines, environment.
