@@ -1,49 +1,23 @@
 """The command line of mpiexec, of both MPIs. No job is started."""
 
-import ast
 import shlex
 import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import chainermn_tools
 from chainermn_tools.jobs import mpiexec
 
 MPICH = {"path": "/opt/mpi ch/bin/mpiexec", "vendor": "MPICH"}
 OPEN_MPI = {"path": "/opt/ompi/bin/mpiexec", "vendor": "Open MPI"}
-NASTY = [
-    "",
-    " ",
-    "a b",
-    "'",
-    '"',
-    ";",
-    "$(touch x)",
-    "`id`",
-    "*",
-    "-n",
-    "#",
-    "\n",
-    "\\",
-]
+NASTY = ["", "a b", "'", '"', "$(touch x)", "-n", "\\"]
 any_word = st.text(
     st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20
 )
 VARIABLES = ["PATH", "PYTHONPATH", "OMP_NUM_THREADS", "HOME"]
-RANKS = [
-    "-n",
-    "2",
-    sys.executable,
-    "-W",
-    "error",
-    "-m",
-    "chainermn_tools.rank",
-    "-m",
-    "a.b",
-]
+OPTIONS = ["-W", "error", "-m", "chainermn_tools.rank", "-m", "a.b"]
+RANKS = ["-n", "2", sys.executable, *OPTIONS]
 
 
 @pytest.mark.parametrize(
@@ -84,18 +58,6 @@ def test_arguments_stay_single_words_and_no_colon_ends_the_program(script):
         assert ":" not in mine
         assert [mpiexec.rank.unescape(word) for word in mine] == script
         assert shlex.split(shlex.join(words)) == words  # as it is printed
-
-
-SHELLS = ("os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput")
-
-
-def test_nothing_in_the_package_asks_a_shell():
-    for file in Path(chainermn_tools.__file__).parent.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.keyword):
-                assert node.arg != "shell", f"{file}:{node.value.lineno}"
-            if isinstance(node, ast.Attribute):
-                assert ast.unparse(node) not in SHELLS, f"{file}:{node.lineno}"
 
 
 HYDRA = "HYDRA build details:\n    Version:                                 4.2.0\n"
