@@ -15,17 +15,17 @@ contents = st.dictionaries(
 )
 
 
-def taken(*pieces, job=JOB):
+def taken(*pieces):
     """What is shown of a stream's pieces, and rank and fields of the events that are taken out."""
     found = []
-    decoder = events.Decoder(job, found)
+    decoder = events.Decoder(JOB, found)
     shown = b"".join(map(decoder.feed, [*filter(None, pieces), b""]))
     for event in found:
         assert event.fields.pop("version") == 1
     return shown, [event.fields for event in found]
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(texts, ranks, contents), max_size=5), st.integers(1, 40))
 def test_events_are_taken_out_wherever_the_stream_is_cut(said, size):
     stream = b""
@@ -63,19 +63,16 @@ def test_an_event_in_the_middle_of_a_line_is_taken_out():
     assert len(sent) == 1
 
 
-@pytest.mark.parametrize(
-    "text", [b"[" * 60_000, b"[1," * 20_000, b"\x1e" * 60_000, b"\x1e" * 60_000 + b"\n"]
-)
-def test_output_that_looks_like_tags_or_marks_takes_no_longer(text):
+@pytest.mark.parametrize("piece", [b"[", b"[1,", b"\x1e"])
+def test_output_that_looks_like_tags_or_marks_takes_no_longer(piece):
     """Quadratic time would be minutes."""
-    assert taken(text) == (text, [])
+    for text in (piece * 60_000, piece * 60_000 + b"\n"):
+        assert taken(text) == (text, [])
 
 
 DAMAGED = [
     EVENT.replace(b'"version"', b'"vers"on"'),
-    EVENT.replace(b"{", b"[").replace(b"}", b"]"),
     EVENT.replace(b'"rank": 3', b'"rank": null'),
-    EVENT.replace(b'"version": 1, ', b'"version": 1, of another rank'),
     EVENT[:20] + b"of another rank\n" + EVENT[20:],
     event_line("other", 1, "e"),
 ]
@@ -85,41 +82,3 @@ DAMAGED = [
 def test_a_damaged_event_or_that_of_another_job_is_shown_and_costs_no_other(line):
     newer = EVENT.replace(b'"version": 1', b'"version": 99')  # which is no output
     assert taken(line + newer + EVENT) == (line, [SENT])
-
-
-HYDRA = """
-===================================================================================
-=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
-=   PID 1180 RUNNING AT vm
-=   EXIT CODE: 9
-=   CLEANING UP REMAINING PROCESSES
-=   YOU CAN IGNORE THE BELOW CLEANUP MESSAGES
-===================================================================================
-YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)
-"""
-PRTE = "prterun noticed that process rank 1 with PID 7 on node vm exited on\nsignal 9 (Killed).\n"
-PRTE_WRAPPED = PRTE.replace("on\nsignal 9", "on signal\n9")
-PRTE_CODE = "   Process name: [prterun-vm-21834@1,1]\n   Exit code:    5\n"
-# What a rank says of itself, before an mpiexec that names rank 0, process 0.
-OMPI = (
-    "[beta:02663] *** Process received signal ***\n[beta:02663] Signal: Segmentation fault (11)\n"
-    "prterun has exited due to process rank 0 with PID 0 on node alpha calling\n"
-)
-Lost = events.LostProcess
-
-
-@pytest.mark.parametrize(
-    ("text", "lost"),
-    [
-        (HYDRA, Lost(1180, None, "vm", code=9, signal=9)),
-        (PRTE, Lost(7, 1, "vm", signal=9)),
-        (PRTE_WRAPPED, Lost(7, 1, "vm", signal=9)),
-        (PRTE_CODE, Lost(rank=1, code=5)),
-        (OMPI, Lost(2663, None, "beta", signal=11)),
-    ],
-)
-def test_what_mpiexec_reports_is_found(text, lost):
-    """But not where a rank prints it."""
-    assert events.find_lost(f"before\n{text}after\n".encode()) == [lost]
-    tagged = text.replace("\n", "\n[1] ").encode()
-    assert events.find_lost(b"[1] " + tagged) == []

@@ -152,7 +152,7 @@ def _first_ended(output: JobOutput) -> JobResult | None:
         status = output.status or 1
         if blamed is not None:
             status = blamed.status
-        how = find_crash(output.tail.decode(errors="replace"))
+        how = find_crash(output.text)
         how = how or reported[0]["how"].removeprefix("is ")
         return _of_rank(reported[0]["lost"], how, status, output)
     return blamed
