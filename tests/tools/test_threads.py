@@ -10,12 +10,12 @@ from _chainermn_limits import THREAD_VARIABLES
 from chainermn_tools import threads
 from tests.support.jobs.files import write
 
+SLURMS = ("SLURM_CPUS_ON_NODE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID")
+
 
 @pytest.fixture(autouse=True)
 def eight_cores(monkeypatch):
-    for name in (*THREAD_VARIABLES, *threads.LOCAL_SIZES, "SLURM_CPUS_ON_NODE"):
-        monkeypatch.delenv(name, raising=False)
-    for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"):
+    for name in (*THREAD_VARIABLES, *threads.LOCAL_SIZES, *SLURMS):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.setattr(threads, "tightest_cgroup", lambda: None)
@@ -31,13 +31,11 @@ SRUN = {"SLURM_STEP_TASKS_PER_NODE": "2(x3),4", "SLURM_NODEID": "3"}
         ({"MPI_LOCALNRANKS": "20"}, "1"),
         ({"OMPI_COMM_WORLD_LOCAL_SIZE": "3"}, "2"),
         (SRUN, "2"),
-        (SRUN | {"SLURM_NODEID": "0"}, "4"),
         (SRUN | {"SLURM_NODEID": "4"}, None),
         (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "many"}, None),
         # MPICH's mpiexec starts one process a host by srun, and that the ranks.
         ({"MPI_LOCALNRANKS": "1", **SRUN}, "8"),
         ({"MPI_LOCALNRANKS": "2", "SLURM_CPUS_ON_NODE": "4"}, "2"),
-        ({"MPI_LOCALNRANKS": "2", "OMP_NUM_THREADS": "7"}, "7"),
         ({"MPI_LOCALNRANKS": "2", "MKL_NUM_THREADS": "7"}, None),
         ({}, None),
     ],
@@ -50,22 +48,10 @@ def test_a_rank_takes_its_share_unless_the_user_chose(monkeypatch, variables, ex
     assert (os.environ["OMP_NUM_THREADS"] or None) == expected
 
 
-def test_the_least_of_affinity_and_what_slurm_gives_counts(monkeypatch):
-    assert threads.available_cores()["usable"] == 8
-    monkeypatch.setenv("SLURM_CPUS_ON_NODE", "4")
-    assert threads.available_cores()["usable"] == 4
-
-
 def test_threads_divide_the_cores_unless_the_user_chose(monkeypatch):
     assert [threads.threads_per_rank(ranks) for ranks in (2, 3, 20)] == [4, 2, 1]
     monkeypatch.setenv("MKL_NUM_THREADS", "3")
     assert threads.threads_per_rank(2) is None
-
-
-def test_slurms_numbers_of_nodes():
-    assert threads.expand_counts("2(x3),1") == [2, 2, 2, 1]
-    with pytest.raises(ValueError, match="invalid literal"):
-        threads.expand_counts("2(x3),")
 
 
 @pytest.mark.parametrize(
