@@ -94,7 +94,8 @@ print("right")
 
 
 def test_nothing_is_left_of_hosts_even_if_one_fails_to_start(cluster):
-    devices, children = set(psutil.net_if_addrs()), set(psutil.Process().children())
+    devices = set(psutil.net_if_addrs())
+    children = set(psutil.Process().children())
     with Cluster(("one", "two")) as others:
         # Beside those of the whole run.
         assert others.run("two", "hostname").strip() == "two"
