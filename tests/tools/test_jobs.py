@@ -53,7 +53,9 @@ def test_at_the_end_no_program_is_left_and_none_is_started(tmp_path, monkeypatch
     outcomes = []
 
     def work():
-        script = f"touch {tmp_path}/begun; sleep {LONG}"
+        # Both threads kill these.
+        orphans = f"for each in `seq 50`; do setsid sleep {LONG} & done"
+        script = f"{orphans}; touch {tmp_path}/begun; sleep {LONG}"
         outcomes.append(jobs.run(["sh", "-c", script], LONG).returncode)
         try:
             jobs.run(["true"], LONG)

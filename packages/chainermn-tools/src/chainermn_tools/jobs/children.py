@@ -7,6 +7,7 @@ import ctypes
 import errno
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -76,8 +77,9 @@ def kill_orphans(spared: Collection[int]) -> None:
         if not orphans:
             return
         for pid in orphans:
-            psutil.Process(pid).kill()
-            with contextlib.suppress(ChildProcessError):  # another thread was first
+            # If another thread was first, there is no such process, or child.
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, os.WNOHANG)
         time.sleep(KILL_STEP_SECONDS)
 
