@@ -39,9 +39,9 @@ def test_started_plainly_it_starts_ranks_and_shows_what_they_print(tmp_path):
 
 
 def test_inside_mpiexec_it_measures_these_ranks(tmp_path):
-    words = commands.BIN / "mpiexec", "-n", 3, *commands.MODULE, *QUICK
+    words = commands.BIN / "mpiexec", "-n", 1, *commands.MODULE, *QUICK
     done = commands.run(*words, "--plot", tmp_path / "bench.xyz")
-    assert done.stdout.count("3 ranks on 1 node") == 1
+    assert done.stdout.startswith("1 rank on 1 node")
     assert "All values were right." in done.stdout
     assert done.returncode == 2
     assert "bench.xyz can't be written: Format 'xyz' is not supported" in done.stderr

@@ -1,10 +1,10 @@
 """What the ranks of `chainermn bench` do: check, measure, skip."""
 
-import functools
 import itertools
 
 import pytest
 
+from chainermn_comm import create_communicator
 from chainermn_tools.bench import runner
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(1, 3)]
@@ -35,34 +35,27 @@ def test_all_is_measured(world):
 
 
 @pytest.fixture
-def spoil(monkeypatch):
-    """Put something else in the place of a method of the naive communicator."""
-    make = runner.create_communicator
-
-    def replace(method, by):
-        def spoilt(name, comm):
-            made = make(name, comm)
-            if name == "naive":
-                own = getattr(made, method)
-                setattr(made, method, functools.partial(by, made, own))
-            return made
-
-        monkeypatch.setattr(runner, "create_communicator", spoilt)
-
-    return replace
+def naive(world):
+    """The class of the communicator ``naive``, where faults are planted."""
+    comm = create_communicator("naive", world)
+    comm.finalize()
+    return type(comm)
 
 
 @pytest.mark.parametrize("after", [0, 6])
-def test_wrong_values_are_found_on_any_rank_before_and_after(world, spoil, after):
+def test_wrong_values_are_found_on_any_rank_before_and_after(
+    world, naive, after, monkeypatch
+):
     calls = itertools.count(1)
+    mean = naive.multi_node_mean_grad
 
-    def wrong(comm, mean, model, zero_fill=False):
-        mean(model, zero_fill)
+    def wrong(comm, model, zero_fill=False):
+        mean(comm, model, zero_fill)
         if next(calls) > after and comm.rank == comm.size - 1:
             for _, param in model.namedparams():
                 param.grad[-1] += 1
 
-    spoil("multi_node_mean_grad", wrong)
+    monkeypatch.setattr(naive, "multi_node_mean_grad", wrong)
     report = runner.measure(world, ["naive", "flat"], SIZES)
     assert not report.correct
     # And the second size isn't tried.
@@ -71,11 +64,13 @@ def test_wrong_values_are_found_on_any_rank_before_and_after(world, spoil, after
     assert [*report.times["mean of gradients, flat"]] == SIZES
 
 
-def test_what_a_communicator_raises_is_told_and_the_others_go_on(world, spoil):
+def test_what_a_communicator_raises_is_told_and_the_others_go_on(
+    world, naive, monkeypatch
+):
     def fail(comm, *_, **__):
         raise RuntimeError(f"broken on {comm.rank}")
 
-    spoil("bcast", fail)
+    monkeypatch.setattr(naive, "bcast", fail)
     report = runner.measure(world, ["naive"], SIZES)
     assert report.problems == ["bcast, 1 KiB: rank 0: RuntimeError: broken on 0"]
     assert [*report.times["allgather"]] == SIZES
