@@ -38,5 +38,5 @@ def test_a_wrong_value_is_noticed(place, value):
 
 
 def test_values_of_another_rank_kind_or_number_are_wrong():
-    wrong = [filled(1), filled(0)[:-1], filled(0).astype("f8"), None]
+    wrong = [filled(1), filled(0)[:-1], filled(0).astype("f8"), [0.0], None]
     assert not any(values.matches_pattern(array, SIZE) for array in wrong)
