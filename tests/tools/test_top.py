@@ -65,9 +65,10 @@ def test_a_job_that_trains_is_shown_by_any_of_its_numbers():
         assert row["examples_per_second"] == 4 * row["steps_per_second"], first
     assert first["ranks"][0]["waiting"] > first["ranks"][1]["waiting"]
     host = os.uname().nodename
-    title, _, row, *_, last = shown.strip().splitlines()
+    title, head, row, *_, last = shown.strip().splitlines()
     assert title.startswith(f"Job {launcher}: ")
     assert "script.py" in title
+    assert "steps/s" in head
     assert row.split()[:2] == ["1", host], shown
     assert last.startswith(f"slowest: rank 1 on {host}, process ")
     for rank in range(3):
