@@ -105,6 +105,7 @@ def load_with_gradients(optimizer, loss):
 KINDS = {
     "plain": {},
     "double_buffering": {"double_buffering": True},
+    "overlap": {"overlap": True},
     "accumulate_steps": {"accumulate_steps": 2},
 }
 
