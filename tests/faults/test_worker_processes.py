@@ -64,11 +64,11 @@ def main(method, when):
     dummy = multiprocessing.Process(target=double, args=(1,))
     dummy.start()
     dummy.join()
-    with multiprocessing.Pool(2) as pool:
+    with multiprocessing.Pool(1) as pool:
         doubled = pool.map(double, range(4))
     data = [(np.full(3, i, "f4"), i) for i in range(8)] if comm.rank == 0 else None
     part = chainermn.scatter_dataset(data, comm)
-    iterator = MultiprocessIterator(part, 2, n_processes=2, shuffle=False)
+    iterator = MultiprocessIterator(part, 2, n_processes=1, shuffle=False)
     labels = [int(label) for _ in range(2) for _, label in next(iterator)]
     iterator.finalize()
     everyone = comm.allgather_obj((dummy.exitcode, doubled, labels))

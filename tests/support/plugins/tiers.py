@@ -90,7 +90,7 @@ def sizes_of(items: Iterable[pytest.Item]) -> dict[pytest.Item, set[int]]:
     """The numbers of ranks on which the first two tiers run each of these world tests.
 
     Each case of a test is dealt to 2 or to 3 ranks, so that each value of each parameter
-    is on both if it can be.
+    is on both if it can be. Three ranks share two cores, so 2 ranks get twice as many.
     """
     found = {item: _asked_sizes(item) for item in items}
     functions: dict[str, list[pytest.Item]] = {}
@@ -108,7 +108,7 @@ def sizes_of(items: Iterable[pytest.Item]) -> dict[pytest.Item, set[int]]:
             values = item.name.partition("[")[2].rstrip("]").split("-")
             size = max(
                 order,
-                key=lambda n: (sum((v, n) not in done for v in values), -taken[n]),
+                key=lambda n: (sum((v, n) not in done for v in values), -taken[n] * (n - 1)),
             )
             done |= {(value, size) for value in values}
             taken[size] += 1
