@@ -145,7 +145,7 @@ class Case:
         return KINDS[self.kind].group
 
 
-# Each fault and each moment once.
+# Each fault and each moment once, and a failure while MPI's shared memory has a name.
 EACH = [
     Case("exception", "scatter_dataset", communicator="hierarchical"),
     Case("sys.exit", "bcast_data", launcher="launch"),
@@ -157,6 +157,13 @@ EACH = [
     Case("SIGSTOP", "finalize"),
     Case("loop", "user code", 2, communicator="hierarchical"),
     Case("held", "collective", 4, 0, communicator="naive", launcher="launch"),
+    Case(
+        "skip",
+        "first update",
+        communicator="two_dimensional",
+        launcher="launch",
+        overlap=True,
+    ),
     Case("skip", "checkpoint", 3, ranks=3),
     Case("other", "first update", communicator="hierarchical"),
     Case("shape", "collective", 4, 0, communicator="two_dimensional"),

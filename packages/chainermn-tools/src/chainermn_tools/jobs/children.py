@@ -23,6 +23,8 @@ PR_SET_CHILD_SUBREAPER = 36
 # Killing ends after this, even if a process can't be killed.
 KILL_SECONDS = 5.0
 KILL_STEP_SECONDS = 0.01
+# What the command line of a job's monitor has.
+MONITOR = "chainermn_comm.watchdog.monitor"
 
 _lock = threading.Lock()
 _running: dict[int, subprocess.Popen[Any]] = {}
@@ -69,11 +71,13 @@ def kill_orphans(spared: Collection[int]) -> None:
     """Kill the processes that programs left to this one, and theirs in turn.
 
     Other children of this process are spared: those in its own session, those that a
-    thread waits for, and those that it had before.
+    thread waits for, those that it had before, and monitors, which remove what a job has
+    left in shared memory, and end.
     """
     deadline = time.monotonic() + KILL_SECONDS
     while time.monotonic() < deadline:
         orphans = _children(away=True).difference(spared, _running)
+        orphans = {pid for pid in orphans if not _is_monitor(pid)}
         if not orphans:
             return
         for pid in orphans:
@@ -82,6 +86,12 @@ def kill_orphans(spared: Collection[int]) -> None:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, os.WNOHANG)
         time.sleep(KILL_STEP_SECONDS)
+
+
+def _is_monitor(pid: int) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return MONITOR in " ".join(psutil.Process(pid).cmdline())
+    return False
 
 
 def _children(away: bool = False) -> set[int]:
