@@ -108,7 +108,10 @@ def sizes_of(items: Iterable[pytest.Item]) -> dict[pytest.Item, set[int]]:
             values = item.name.partition("[")[2].rstrip("]").split("-")
             size = max(
                 order,
-                key=lambda n: (sum((v, n) not in done for v in values), -taken[n] * (n - 1)),
+                key=lambda n: (
+                    sum((v, n) not in done for v in values),
+                    -taken[n] * (n - 1),
+                ),
             )
             done |= {(value, size) for value in values}
             taken[size] += 1
