@@ -3,12 +3,9 @@
 import sys
 import threading
 
-import pytest
-
 from chainermn_tools.environment import probe
 
 
-@pytest.mark.ci
 def test_one_probe_that_fails_or_hangs_leaves_the_others():
     never = threading.Event()
 
@@ -17,11 +14,11 @@ def test_one_probe_that_fails_or_hangs_leaves_the_others():
 
     asked = {"good": lambda: 1, "hangs": never.wait, "fails": lambda: 1 / 0}
     asked |= {"exits": lambda: sys.exit(3), "none": has_no_answer}
-    found = probe.run_concurrently(asked, timeout=5)
+    found = probe.run_concurrently(asked, timeout=1)
     never.set()
     assert found.pop("good") == 1
     assert [(name, *said.items()) for name, said in found.items()] == [
-        ("hangs", ("unavailable", "no answer within 5 s")),
+        ("hangs", ("unavailable", "no answer within 1 s")),
         ("fails", ("unavailable", "ZeroDivisionError: division by zero")),
         ("exits", ("unavailable", "SystemExit: 3")),
         ("none", ("unavailable", "there is none")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from chainermn_tools import jobs
 from tests.support.jobs.processes import is_gone, soon
@@ -77,3 +78,9 @@ def test_a_failure_is_quoted_on_one_line():
     assert jobs.quote_output("-----\nno\n  luck\n-----") == ": no luck"
     quoted = jobs.quote_output(f"first {'x' * 500} last")
     assert quoted == f": first {'x' * 194} ... {'x' * 195} last"
+
+
+def test_programs_that_threads_run_do_not_end_one_another():
+    with ThreadPoolExecutor(100) as pool:
+        ended = [pool.submit(jobs.run, ["true"], LIMIT_SECONDS) for _ in range(100)]
+    assert {one.result().returncode for one in ended} == {0}

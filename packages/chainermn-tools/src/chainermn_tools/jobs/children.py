@@ -76,7 +76,8 @@ def kill_orphans(spared: Collection[int]) -> None:
     """
     deadline = time.monotonic() + KILL_SECONDS
     while time.monotonic() < deadline:
-        orphans = _children(away=True).difference(spared, _running)
+        with _lock:  # a program that another thread just starts is among the running
+            orphans = _children(away=True).difference(spared, _running)
         orphans = {pid for pid in orphans if not _is_monitor(pid)}
         if not orphans:
             return
@@ -122,4 +123,7 @@ def kill_children_on_exit() -> Iterator[None]:
                 _closed = True
             for process in tuple(_running.values()):
                 process.kill()
+                # Its children are this process's only then.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(KILL_SECONDS)
             kill_orphans(spared)
