@@ -222,10 +222,13 @@ def _failing_alone(context: Context, hosts: list[str]) -> dict[str, RankJob]:
     """Return the jobs on hosts on which a rank doesn't start even without the others."""
     launcher = context.facts["mpi"]["launcher"]
     timeout = context.share(ALONE_SHARE)
+
+    def run_alone(host: str) -> RankJob:
+        return run_ranks({host: 1}, timeout, launcher)
+
     with ThreadPoolExecutor(len(hosts)) as pool:
-        done = pool.map(lambda host: run_ranks({host: 1}, timeout, launcher), hosts)
-    jobs_of = dict(zip(hosts, done, strict=True))
-    return {host: job for host, job in jobs_of.items() if not job.results(FACTS)}
+        alone = dict(zip(hosts, pool.map(run_alone, hosts), strict=True))
+    return {host: job for host, job in alone.items() if not job.results(FACTS)}
 
 
 def _facts(context: Context) -> dict[str, dict[str, Any]]:
