@@ -29,9 +29,9 @@ def test_the_module_and_the_program_that_is_installed_are_the_command():
 
 
 def test_an_unknown_command_is_a_usage_error():
-    done = chainermn("nonsense")
-    assert done.returncode == 2
-    assert "nonsense" in done.stderr
+    done = invoke("nonsense")
+    assert done.exit_code == 2
+    assert "nonsense" in done.output
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
@@ -68,13 +68,9 @@ def test_the_help_of_every_command_has_an_example_and_no_formula(name):
     assert not re.search(r"\[default|[<>]=", done.output), done.output
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_shells_get_completions_as_the_readme_says(shell):
+def test_a_shell_gets_completions_as_the_readme_says():
     readme = (ROOT / "packages/chainermn-tools/README.md").read_text()
-    assert f"_CHAINERMN_COMPLETE={shell}_source chainermn" in readme
-    words = {
-        "COMP_WORDS": "chainermn re",
-        "COMP_CWORD": "re" if shell == "fish" else "1",
-    }
-    done = chainermn(_CHAINERMN_COMPLETE=f"{shell}_complete", **words)
+    assert "_CHAINERMN_COMPLETE=bash_source chainermn" in readme
+    words = {"COMP_WORDS": "chainermn re", "COMP_CWORD": "1"}
+    done = chainermn(_CHAINERMN_COMPLETE="bash_complete", **words)
     assert "report" in done.stdout, done.stderr

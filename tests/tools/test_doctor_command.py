@@ -7,19 +7,16 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.support.jobs import commands
 from tests.support.jobs.processes import is_gone, soon
-from tests.support.jobs.runner import MPIEXEC
 from tests.support.tools.doctor import (
     COMMUNICATORS,
     QUESTIONS,
     STAGES,
-    CheckResult,
     failed,
     skipped,
     warning,
@@ -31,12 +28,13 @@ LIMIT_SECONDS = 200
 HANGS = "#!/bin/sh\nsleep 1000 & echo $! >> {0}; echo $$ >> {0}; wait\n"
 
 
-def report(*arguments: object, **variables: str) -> dict:
+def report(*arguments: object, **how: object) -> dict:
     """What --json prints; findings by name, and those that are not well as `bad`."""
-    ended = commands.chainermn("doctor", "--json", *arguments, **variables)
-    found = json.loads(ended.stdout)
-    status = {"ok": 0, "failed": 1, "warning": 3}[found["status"]]
-    assert ended.returncode == status, ended.stderr
+    process = commands.start(
+        "doctor", "--json", *arguments, stdout=subprocess.PIPE, **how
+    )
+    found = json.loads(process.communicate(timeout=LIMIT_SECONDS)[0])
+    assert process.returncode == {"ok": 0, "failed": 1, "warning": 3}[found["status"]]
     found["by_name"] = {one["name"]: one for one in found["findings"]}
     found["bad"] = [one["name"] for one in found["findings"] if one["fix"]]
     return found
@@ -44,10 +42,18 @@ def report(*arguments: object, **variables: str) -> dict:
 
 @pytest.mark.ci
 def test_all_is_well_where_nothing_is_wrong():
-    """With this machine as the only host, where no sshd need run."""
-    variables = {"HYDRA_LAUNCHER_EXEC": "/nowhere", "OMP_NUM_THREADS": "1"}
+    """With this machine as the only host, where no sshd need run.
+
+    What is on standard input is left to others, as in a shell's `while read host; do
+    chainermn doctor ...; done < hosts`.
+    """
+    env = commands.environment(HYDRA_LAUNCHER_EXEC="/nowhere", OMP_NUM_THREADS="1")
     options = ("--hosts", "localhost:2", "--script", __file__)
-    found = report("--timeout", LIMIT_SECONDS, *options, **variables)
+    ours, theirs = os.pipe()
+    os.write(theirs, b"host\n")  # and it stays open
+    with open(ours, "rb", buffering=0) as stdin, open(theirs, "wb"):
+        found = report("--timeout", LIMIT_SECONDS, *options, stdin=stdin, env=env)
+        assert stdin.read(100) == b"host\n"
     assert found["bad"] == []
     assert set(found) - {"by_name", "bad"} == documented_keys("## JSON", "A finding:")
     assert (found["schema"], found["well"], found["status"]) == (4, True, "ok")
@@ -64,7 +70,7 @@ def test_all_is_well_where_nothing_is_wrong():
         assert tried <= set(found["by_name"][name]["details"]["tried"])
 
 
-# Put in the ranks' way: at a communicator, rank 1 does something else.
+# Put in the ranks' way: at a communicator, rank 1 crashes.
 FAULT = """
 import os
 if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "1":
@@ -72,37 +78,35 @@ if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "1":
     real = chainermn_comm.create_communicator
     def create_communicator(name, *more, **options):
         if name == "two_dimensional":
-            {fault}
+            os.kill(os.getpid(), 11)
         return real(name, *more, **options)
     chainermn_comm.create_communicator = create_communicator
 """
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("fault", "said"),
-    [
-        ("import time; time.sleep(3600)", "two_dimensional: 0 of 2 ranks finished wi"),
-        ("os.kill(os.getpid(), 11)", "two_dimensional: 0 of 2 ranks finished; mpie"),
-    ],
-    ids=["hang", "crash"],
-)
-def test_a_rank_that_comes_to_grief_in_a_communicator_is_named(tmp_path, fault, said):
-    (tmp_path / "sitecustomize.py").write_text(FAULT.format(fault=fault))
+def test_a_communicator_in_which_a_rank_crashes_is_named(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(FAULT)
     path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
-    found = report("--timeout", 90, PYTHONPATH=path)
+    found = report("--timeout", 90, env=commands.environment(PYTHONPATH=path))
     assert found["bad"] == ["communicators"]
+    said = "two_dimensional: 0 of 2 ranks finished; mpiexec ended"
     assert said in found["by_name"]["communicators"]["found"]
     assert found["by_name"]["ranks_end"]["because"] == "communicators"
 
 
 @pytest.mark.ci
-def test_an_mpiexec_that_hangs_is_named_alone_in_time(tmp_path):
-    path = commands.with_program(tmp_path, "mpiexec", HANGS.format(tmp_path / "pids"))
-    found = report("--timeout", 90, PATH=path)
+def test_an_mpiexec_that_hangs_is_named_alone_and_ended_with_its_children(tmp_path):
+    # The shell's child holds the output open, so ending the shell alone would not do.
+    pids = tmp_path / "pids"
+    path = commands.with_program(tmp_path, "mpiexec", HANGS.format(pids))
+    # Of which mpiexec gets ten; others need one or two, and more on busy cores.
+    found = report("--timeout", 40, env=commands.environment(PATH=path))
     assert found["bad"] == ["mpiexec"]
-    assert "did not end within" in found["by_name"]["mpiexec"]["found"]
+    assert "did not end within 10." in found["by_name"]["mpiexec"]["found"]
     assert "--timeout" in found["by_name"]["mpiexec"]["fix"]
+    assert len(pids.read_text().split()) == 2
+    assert all(is_gone(int(pid)) for pid in pids.read_text().split())
 
 
 @pytest.mark.parametrize(
@@ -120,41 +124,23 @@ def test_a_signal_ends_all_that_was_started(tmp_path, number):
     assert all(is_gone(int(pid)) for pid in pids.read_text().split())
 
 
-def test_what_is_on_standard_input_is_left_to_others(tmp_path):
-    """As in a shell's `while read host; do chainermn doctor ...; done < hosts`."""
-    version = f'if [ "$1" = --version ]; then exec "{MPIEXEC}" --version; fi'
-    script = f"#!/bin/sh\n{version}\ncat > {tmp_path}/read\n"
-    path = commands.with_program(tmp_path, "mpiexec", script)
-    ours, theirs = os.pipe()
-    os.write(theirs, b"host\n")  # and it stays open
-    env = commands.environment(PATH=path)
-    process = commands.start("doctor", stdin=ours, stdout=subprocess.DEVNULL, env=env)
-    assert process.wait(LIMIT_SECONDS) == 1
-    assert (tmp_path / "read").read_text() == ""
-    assert os.read(ours, 100) == b"host\n"
-    for file in (ours, theirs):
-        os.close(file)
-
-
 # The command line, in this process; each check finds all well, or what is planted
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--hosts", "a", "--hostfile", "b"], "exclude each other"),
-        (["--hosts", "a; reboot"], "is no host"),
-        (["--hosts", "-oProxyCommand=reboot"], "is no host"),
-        (["--hostfile", "/nonexistent/hosts"], "can't be read"),
-        (["--script", "x.py"], "--hosts"),
-        (["-n", "0"], "0"),
+        ("--hosts a --hostfile b", "exclude each other"),
+        ("--hosts a;reboot", "is no host"),
+        ("--hostfile /nonexistent/hosts", "can't be read"),
+        ("--script x.py", "--hosts"),
+        ("-n 0", "0"),
     ],
 )
-def test_wrong_command_lines_are_refused_before_anything_is_started(
-    machine, arguments, said
-):
-    done = machine.command(*arguments)
-    assert (done.exit_code, said in done.output) == (2, True)
+def test_wrong_command_lines_are_refused(machine, arguments, said):
+    done = machine.command(*arguments.split())
+    assert done.exit_code == 2
+    assert said in done.output
 
 
 def test_it_refuses_to_run_as_a_rank(machine):
@@ -162,53 +148,54 @@ def test_it_refuses_to_run_as_a_rank(machine):
     assert "without mpiexec" in machine.command().output
 
 
-def test_what_was_asked_for_is_reported(machine, tmp_path):
-    (tmp_path / "hosts").write_text("a:2\nb slots=3\n")
+def test_the_hosts_of_a_file_are_reported_with_what_was_asked_for(machine, tmp_path):
+    hostfile = tmp_path / "hosts"
+    hostfile.write_text("a:2\nb slots=3\n")
     script = f"{tmp_path}/x.py"
-    named = ("-n", 5, "--hostfile", tmp_path / "hosts", "--script", script)
+    named = ("-n", 5, "--hostfile", hostfile, "--script", script)
     hosts = [{"name": "a", "slots": 2}, {"name": "b", "slots": 3}]
     asked = json.loads(machine.command("--json", *named).output)["asked"]
     assert asked == {"ranks": 5, "hosts": hosts, "script": script}
 
 
 FIX = "export A=1   # and more"
-PLANTED: Mapping[str, CheckResult] = {
-    "import_chainermn": warning("so so", FIX),
-    "mpiexec": failed("it is bad", FIX),
-    "mpi_match": skipped("'mpiexec' failed", "mpiexec"),
-    "scheduler": skipped("no Slurm"),
-    "nccl": skipped("no GPU"),
-    "gpu_communicators": skipped("no GPU"),
-}
 
 
 def test_text_has_a_line_for_each_check_and_ends_with_a_verdict(machine):
-    done = machine.command(**PLANTED)
+    done = machine.command(
+        import_chainermn=warning("so so", FIX),
+        mpiexec=failed("it is bad", FIX),
+        mpi_match=skipped("'mpiexec' failed", "mpiexec"),
+        scheduler=skipped("no Slurm"),
+        nccl=skipped("no GPU"),
+        gpu_communicators=skipped("no GPU"),
+    )
     assert done.exit_code == 1
-    lines = [re.sub(" +", " ", line.strip()) for line in done.output.splitlines()]
+    lines = [" ".join(line.split()) for line in done.output.splitlines()]
     assert lines[:2] == ["This machine", "ok python it is"]
     bad = lines.index("FAILED mpiexec it is bad")
-    assert lines[bad + 1] == f"fix: {FIX.replace('   ', ' ')}"
+    assert lines[bad + 1] == "fix: export A=1 # and more"
     assert "skipped (mpiexec failed): mpi_match" in lines
     assert "skipped (nothing to check): scheduler, nccl" in lines
     assert lines[-1] == (
         "1 check failed: mpiexec. 1 warning: import_chainermn. "
         "Not checked: GPUs, other hosts."
     )
-    assert machine.command("--hosts", "a").output.splitlines()[-1] == "All is well."
-    assert machine.command(slots=warning("so so", FIX)).exit_code == 0, (
-        "hosts were not asked for"
-    )
-    assert machine.command("--hosts", "a", slots=warning("so so", FIX)).exit_code == 3
+
+
+def test_hosts_are_checked_where_they_were_asked_for(machine):
+    bad = warning("so so", FIX)
+    assert machine.command(slots=bad).exit_code == 0
+    assert machine.command("--hosts", "a", slots=bad).exit_code == 3
+    assert machine.command("--hosts", "a").output.endswith("\nAll is well.\n")
 
 
 def test_terminals_get_colours_and_fixes_that_can_be_copied(machine):
     machine.plant(FORCE_COLOR="1", COLUMNS="60", TERM="xterm")
-    long = failed("it is bad and " * 12, "long " * 30)
-    printed = machine.command(mpiexec=long).output
+    fix = "long " * 30 + "fix"
+    printed = machine.command(mpiexec=failed("it is bad and " * 12, fix)).output
     assert "\x1b[1;31m" in printed
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", printed)
-    assert f"fix: {'long ' * 30}".strip() in plain
+    assert f"fix: {fix}" in re.sub(r"\x1b\[[0-9;]*m", "", printed)
 
 
 def test_a_report_holds_findings_and_facts(machine):
