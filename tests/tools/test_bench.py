@@ -31,6 +31,7 @@ def test_started_plainly_it_starts_ranks_and_shows_what_they_print(tmp_path):
     done = commands.chainermn(*QUICK, "-n", 2, "--plot", picture)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("2 ranks on 1 node")
+    assert "1 KiB" in done.stdout
     assert done.stdout.count("mean of gradients, flat") == 1
     assert done.stdout.count("plain MPI_Allreduce") == 1
     assert done.stdout.rstrip().endswith("All values were right.")
