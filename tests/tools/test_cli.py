@@ -46,6 +46,12 @@ def test_a_full_disk_is_said_without_a_traceback(unbuffered):
     )
 
 
+def test_closed_streams_are_no_error():
+    words = "exec chainermn explain missing.log >&- 2>&-"
+    done = run("sh", "-c", words)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
+
+
 def test_a_reader_that_leaves_is_no_error():
     command = start("--help", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert command.stdout is not None

@@ -52,6 +52,9 @@ def commands() -> None:
 
 def main() -> None:
     """Run the command line, and exit with its status."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # as a shell's `>&-` leaves it
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     try:
         status = _run()
         sys.stdout.flush()

@@ -20,6 +20,7 @@ from chainermn_tools.jobs import Unavailable, check_output, quote_output
 MARGIN = 1.25
 # A subprocess prints its answer after this mark, since libraries may print, too.
 MARK = "chainermn-answer:"
+PR_SET_PDEATHSIG = 1
 Answer = TypeVar("Answer")
 
 
@@ -68,10 +69,12 @@ def call_in_subprocess(function: Callable[[], Answer | None], timeout: float) ->
     can hold, or None when another rank answers. Raise TimedOut if it took too long, and
     Unavailable if it raised, crashed or gave no answer.
     """
-    # `-c` puts the current folder first on the path, which the command `chainermn` does
-    # not.
+    # It ends with the thread that asks: a launcher may kill this process. And `-c` puts
+    # the current folder first on the path, which the command `chainermn` does not.
     code = (
-        "import sys; sys.path[:] = [p for p in sys.path if p]\n"
+        "import ctypes, signal, sys\n"
+        f"ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, signal.SIGKILL)\n"
+        "sys.path[:] = [p for p in sys.path if p]\n"
         f"from {__name__} import print_answer\n"
         f"from {function.__module__} import {function.__qualname__} as function\n"
         "print_answer(function)"
