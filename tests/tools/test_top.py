@@ -115,17 +115,23 @@ def test_a_monitor_that_is_stopped_is_named():
 def test_without_such_a_job_it_says_where_to_look(command):
     done = commands.invoke(command, 1)
     assert done.exit_code == 2
-    said = "no such job of yours here; its ranks may not have a communicator yet"
-    assert said in done.stderr
+    said = (
+        "no job of yours runs here whose ranks, two or more, have made a communicator"
+    )
+    assert said in " ".join(done.stderr.split())
 
 
 @pytest.mark.full
 def test_several_jobs_are_listed():
     def inner(second):
-        return second, commands.chainermn("stacks")
+        return second, commands.chainermn("stacks"), commands.chainermn("top", 1)
 
-    first, (second, done) = while_running(lambda job: (job, while_running(inner)))
+    first, (second, done, other) = while_running(
+        lambda job: (job, while_running(inner))
+    )
     assert done.returncode == 2
-    assert "such jobs of yours here; give the number of one" in done.stderr
+    assert "2 jobs of yours run here; give the number of one" in done.stderr
+    assert "no job of process 1 is seen here; give the number of one" in other.stderr
     for number in (first, second):
         assert f"  {number}  " in done.stderr
+        assert f"  {number}  " in other.stderr

@@ -30,6 +30,7 @@ class LiveJob(NamedTuple):
     number: int  # the PID of its launcher here, or else of a rank
     command: str  # of a rank
     monitors: list[str]  # the names of their sockets
+    pids: set[int]  # of its ranks here, and of all processes above them but the first
 
 
 def choose(number: int | None) -> LiveJob:
@@ -41,35 +42,38 @@ def choose(number: int | None) -> LiveJob:
     for name in sorted(names - {""}):
         # Of another PID namespace, or it has just ended.
         with suppress(psutil.Error, ValueError, IndexError):
-            _add_job(jobs, name, number)
+            _add_job(jobs, name)
     if not jobs:
         raise click.UsageError(
-            "no such job of yours here; its ranks may not have a communicator yet"
+            "no job of yours runs here whose ranks, two or more, have made a communicator"
         )
-    if len(jobs) > 1:
-        listed = "".join(f"\n  {job.number}  {job.command}" for job in jobs.values())
-        raise click.UsageError(
-            f"{len(jobs)} such jobs of yours here; give the number of one{listed}"
-        )
-    return jobs.popitem()[1]
+    chosen = [job for job in jobs.values() if number is None or number in job.pids]
+    if len(chosen) == 1:
+        return chosen[0]
+    what = f"{len(chosen)} jobs of yours run here"
+    if not chosen:
+        what = f"no job of process {number} is seen here"
+    listed = "".join(
+        f"\n  {job.number}  {job.command}" for job in chosen or jobs.values()
+    )
+    raise click.UsageError(f"{what}; give the number of one of these:{listed}")
 
 
-def _add_job(jobs: dict[int, LiveJob], name: str, number: int | None) -> None:
+def _add_job(jobs: dict[int, LiveJob], name: str) -> None:
     """Add the job of a monitor, whose name begins with the PID of the ranks' launcher."""
     launcher = psutil.Process(int(name.split()[0]))
     user = os.geteuid()
     ranks = [child for child in launcher.children() if child.uids().effective == user]
     above = [launcher, *launcher.parents()]
-    pids = [each.pid for each in (*ranks, *above)]
-    if number is not None and (number not in pids or number == 1):
-        return
     pid = ranks[0].pid
     for each in above:
         if each.name().startswith(LAUNCHERS):
             pid = each.pid
             break
     command = " ".join(ranks[0].cmdline())
-    jobs.setdefault(pid, LiveJob(pid, command, [])).monitors.append(name)
+    job = jobs.setdefault(pid, LiveJob(pid, command, [], set()))
+    job.monitors.append(name)
+    job.pids.update({each.pid for each in (*ranks, *above)} - {1})
 
 
 def ask(job: LiveJob, what: str) -> WaitGraph:
