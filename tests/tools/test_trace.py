@@ -121,8 +121,13 @@ def test_missing_ranks_and_other_files_are_said(tmp_path):
     assert run.warnings == [
         f"{RUN}.rank7.json is empty, or doesn't begin as a trace does",
         f"{RUN}.rank8.json is empty, or doesn't begin as a trace does",
-        "no trace of 1 of 2 ranks: 0",
+        "no file that can be read of 1 rank: 0",
     ]
+    last = "Whether a rank was waited for can't be told: files of ranks are missing."
+    assert said(tmp_path).splitlines()[-1] == last
+    assert "its name must end in .rankN.json" in said(
+        tmp_path / "merged.json", status=2
+    )
 
 
 def test_without_a_trace_it_says_how_to_get_one(tmp_path):
@@ -137,7 +142,7 @@ def test_a_run_without_calls_or_of_one_rank_is_shown(tmp_path):
     made.write()
     assert "0 calls" in said(tmp_path)
     made.communicator("0.1", [0]).call("bcast", 0, 5, sequence=1).write()
-    assert "No rank was waited for." in said(tmp_path)
+    assert "No rank was waited for in the calls that ended." in said(tmp_path)
 
 
 @pytest.mark.parametrize(("lines", "status"), [(None, 0), (["["], 2)])

@@ -31,15 +31,19 @@ def trace(
     """Show what a traced job's communicators did, and who was late.
 
     If CHAINERMN_TRACE names a folder, each rank of a job writes a file there. DIR is that
-    folder, or one rank's file:
+    folder, or one rank's file, which is called RUN.rankN.json:
 
     \b
         mpiexec -genv CHAINERMN_TRACE traces -n 4 python train.py
         chainermn trace traces --output merged.json
 
-    Clocks of the ranks are aligned. Files that end in the middle, as a killed job
-    leaves them, are read as far as they go. The last line names the rank that others
-    wait for most. `chainermn report` draws the ranks' time lines.
+    In the tables, "communicator" is its name in the files, "number" counts its
+    collective calls, "bytes" are all ranks' payload, and "raised" counts calls that
+    ended by an exception. The last line names the rank that others wait for most.
+    `chainermn report` draws the ranks' time lines.
+
+    Clocks of the ranks are aligned. A call is written when it ends: one in which a job
+    hung or was killed is in no file. `chainermn stacks` shows it while the job runs.
 
     Exit status: 0, or 2 when there is no trace, or a file can't be written.
     """

@@ -48,6 +48,8 @@ def read(folder: Path, wanted: str | None = None) -> Run:
     if name and folder.is_file():
         folder = folder.parent
         wanted = wanted or name["run"]
+    if folder.is_file():
+        raise NoTrace(f"{folder} is no trace: its name must end in .rankN.json")
     files = _files(folder)
     if not files:
         raise NoTrace(
@@ -72,11 +74,10 @@ def read(folder: Path, wanted: str | None = None) -> Run:
 
 def _warn(run: Run) -> None:
     """Add to the run's warnings which ranks are missing or damaged."""
-    number = max(trace.ranks for trace in run.ranks.values())
-    missing = [rank for rank in range(number) if rank not in run.ranks]
-    if missing:
-        listed = join_first(missing, MAX_LISTED)
-        run.warnings.append(f"no trace of {len(missing)} of {number} ranks: {listed}")
+    if run.missing:
+        missing = format_count(len(run.missing), "rank")
+        listed = join_first(run.missing, MAX_LISTED)
+        run.warnings.append(f"no file that can be read of {missing}: {listed}")
     for trace in run.ranks.values():
         if trace.damaged:
             lines = format_count(trace.damaged, "line")

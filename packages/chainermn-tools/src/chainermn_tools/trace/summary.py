@@ -45,7 +45,7 @@ def summarize(
         "ranks": [row._asdict() for row in ranks],
         "longest_waits": [call._asdict() for call in longest[:LONGEST]],
         "warnings": warnings,
-        "verdict": _verdict(ranks),
+        "verdict": _verdict(run, ranks),
     }
 
 
@@ -129,10 +129,14 @@ def _seconds(micros: np.ndarray) -> float:
     return float(micros.sum()) / 1e6
 
 
-def _verdict(ranks: Sequence[RankRow]) -> str:
+def _verdict(run: Run, ranks: Sequence[RankRow]) -> str:
     total = sum(row.others_waited_seconds for row in ranks)
+    if not total and run.missing:
+        return (
+            "Whether a rank was waited for can't be told: files of ranks are missing."
+        )
     if not total:
-        return "No rank was waited for."
+        return "No rank was waited for in the calls that ended."
     worst = ranks[0]
     waited = format_duration(worst.others_waited_seconds)
     return (

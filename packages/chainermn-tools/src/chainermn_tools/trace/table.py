@@ -83,6 +83,12 @@ class Run:
     names: list[str]  # of operations, communicators and errors
     warnings: list[str]  # what readers of the result should know
 
+    @property
+    def missing(self) -> list[int]:
+        """The ranks whose files aren't there, or can't be read."""
+        number = max(trace.ranks for trace in self.ranks.values())
+        return [rank for rank in range(number) if rank not in self.ranks]
+
     def calls_of(self, rank: int) -> np.ndarray:
         """Return a copy of a rank's part of the table."""
         calls: np.ndarray = self.table[self.table["rank"] == rank]
