@@ -71,9 +71,11 @@ def assign_slots(hosts: Sequence[Host], ranks: int | None) -> dict[str, int]:
         for number, name in enumerate(slots):
             slots[name] = each + int(number < more)
     elif ranks > sum(slots.values()):
+        fit = sum(slots.values())
+        first = hosts[0].name
         raise ValueError(
-            f"{ranks} ranks don't fit: the hosts have {sum(slots.values())} slots; name "
-            "more hosts, or more slots as in host:4"
+            f"{ranks} ranks don't fit: the hosts allow {fit}. Use -n {fit}, or write "
+            f"{first}:{slots[first] + ranks - fit}."
         )
     shares = {}
     for name, most in slots.items():

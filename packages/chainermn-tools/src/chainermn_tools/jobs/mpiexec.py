@@ -32,9 +32,12 @@ def find_mpiexec(program: str = "mpiexec") -> dict[str, Any]:
     """Return what `find_launcher` does; also raise Unavailable where its options aren't known."""
     found = find_launcher(VERSION_TIMEOUT_SECONDS, program)
     if found["vendor"] is None:
+        step = "put another one first on PATH"
+        if program != "mpiexec":
+            step = "give --mpiexec another"
         raise Unavailable(
             f"{found['path']} is of no known MPI (MPICH, MVAPICH, Intel MPI, Open MPI); "
-            "put another one first on PATH"
+            f"{step}"
         )
     return found
 
