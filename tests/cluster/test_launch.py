@@ -54,7 +54,7 @@ def test_the_run_goes_on_with_the_hosts_that_still_answer(cluster, tmp_path):
     cluster.run("beta", "ip", "link", "set", "eth0", "up")
     assert cuts
     assert job.returncode == 0, job
-    assert "starting again with 2 ranks, 1 of 2" in job.err
+    assert "restart 1 of 2, with 2 ranks" in job.err
     begins = [int(each) for each in re.findall(r"^BEGIN (\d+)", job.out, re.M)]
     assert begins[0] == 0
     assert begins[-1] >= 20

@@ -264,7 +264,7 @@ def test_a_job_starts_again_from_its_last_checkpoint(tmp_path):
     assert done.stdout == "went on from 2\n"
     failed, again = re.findall("^chainermn launch: ([rs].*)", done.stderr, re.M)
     assert "RuntimeError: step 1 failed" in failed
-    assert again == "starting again with 2 ranks, 1 of 2"
+    assert again == "restart 1 of 2, with 2 ranks"
     assert len(list(steps.iterdir())) == 6
 
 
@@ -327,7 +327,7 @@ def test_ctrl_c_ends_everything(tmp_path, number, how):
     assert f"chainermn launch: {how}\nNext step: " in said
     assert "is gone" not in said
     assert verdict_on(said).how == how
-    assert "starting again" not in said
+    assert "restart 1" not in said
     assert len(started) == 4
     assert all(map(is_gone, started)), "a process outlived the launch"
 
@@ -387,7 +387,7 @@ def test_an_mpiexec_of_another_mpi_is_noticed(tmp_path):
     assert done.returncode == 1
     assert "is alone in its MPI" in done.stderr
     assert "use the mpiexec of mpi4py's MPI" in verdict_on(done.stderr).next_step
-    assert "starting again" not in done.stderr
+    assert "restart 1" not in done.stderr
 
 
 def test_a_start_at_which_no_rank_begins_is_one_of_the_restarts(tmp_path):
@@ -401,7 +401,7 @@ def test_a_start_at_which_no_rank_begins_is_one_of_the_restarts(tmp_path):
     text = "import os, sys; sys.exit(3 * (int(os.environ['CHAINERMN_RESTARTS']) < 2))"
     done = launch_by(mpiexec, tmp_path, text, "-n", 1, "--max-restarts", 3)
     assert done.returncode == 0, done
-    assert "starting again with 1 ranks, 2 of 3" in done.stderr
+    assert "restart 2 of 3, with 1 rank\n" in done.stderr
 
 
 def planned(folder: Path, *arguments: object, **variables: str) -> str:

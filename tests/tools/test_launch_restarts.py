@@ -51,7 +51,7 @@ def test_hosts_that_come_back_are_used(monkeypatch, started):
     # Gamma is too few.
     assert started == [KNOWN, {"alpha": 2}, {"beta": 2, "gamma": 1}, KNOWN]
     assert "only 1 of 2 ranks have hosts that answer" in said
-    assert "starting again with 5 ranks, 4 of 4" in said
+    assert "restart 4 of 4, with 5 ranks" in said
 
 
 def test_without_min_ranks_no_host_is_asked(monkeypatch, started):

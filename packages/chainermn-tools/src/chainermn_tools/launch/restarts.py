@@ -17,6 +17,7 @@ from _chainermn_events import (
 )
 from chainermn_tools import jobs
 from chainermn_tools.explain import next_step
+from chainermn_tools.formatting import format_count
 from chainermn_tools.launch.verdict import JobResult, classify, of_signal
 
 # Before the job is started again: one second, then twice as long each time, up to this.
@@ -65,7 +66,8 @@ def run_script(
                     if ranks < min_ranks:
                         log(f"only {ranks} of {min_ranks} ranks have hosts that answer")
                         continue
-                log(f"starting again with {ranks} ranks, {attempt} of {max_restarts}")
+                started = format_count(ranks, "rank")
+                log(f"restart {attempt} of {max_restarts}, with {started}")
             chosen = {**_variables(ranks, hosts), **variables}
             env = {**os.environ, **chosen, RESTARTS_VARIABLE: str(attempt)}
             env[GRACE_VARIABLE] = f"{grace:g}"
