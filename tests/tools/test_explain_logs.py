@@ -50,7 +50,7 @@ SAID = {
     ),
     "ctrl_c": (
         "(the job|launch): ended by Ctrl-C$",
-        "nothing is wrong; start the job again",
+        "start it again; it goes on only",
     ),
     "odd": (
         r"rank 3.*ranks disagree on array: .*; float64 \(4,\) on rank 3\b",

@@ -99,7 +99,7 @@ def test_a_job_that_takes_too_long_is_ended(tmp_path):
     assert done.returncode == 124
     verdict = verdict_on(done.stderr)
     assert verdict.how == "the job did not end within 1 s"
-    assert verdict.next_step.startswith("Next step: give it a longer --timeout")
+    assert verdict.next_step.startswith("Next step: run it again with --env CHAINERMN_")
 
 
 ASKS = """\

@@ -43,7 +43,7 @@ UNKNOWN_HOST = b"ssh: Could not resolve hostname far: Name or service not known\
     [
         (
             b"",
-            "; mpiexec's own message is above\nNext step: read mpiexec's own message",
+            "; mpiexec ended with status 255\nNext step: read what was printed",
         ),
         (
             UNKNOWN_HOST,
@@ -63,7 +63,7 @@ def test_where_no_rank_started_it_is_told_why_and_starting_again_is_no_use(
     ("number", "step"),
     [
         (1, "start it by the scheduler, tmux or nohup"),
-        (2, "nothing is wrong"),
+        (2, "start it again"),
         (10, "find who sent it"),
         (15, "find who sent it"),
     ],

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 # Words of a failure's description, each with the next step; the first row whose words
 # are found counts. Words after a caret must stand at the beginning.
 STEPS = (
-    ("KeyboardInterrupt", "nothing is wrong; start the job again to go on"),
+    ("KeyboardInterrupt", "start it again; it goes on only from a checkpoint"),
     ("ranks disagree on parameter", "build the same model on all ranks"),
     (
         "ranks disagree",
@@ -41,7 +41,7 @@ STEPS = (
     ),
     (
         "^is in no call",
-        "read its stack, the first; if it only takes long, raise CHAINERMN_TIMEOUT",
+        "read its stack, the first one printed: it shows where that rank is",
     ),
     (
         "^has ended",

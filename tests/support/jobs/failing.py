@@ -86,7 +86,7 @@ INTERRUPTED = (
     "Traceback",
     "KeyboardInterrupt",
     "ChainerMN: rank {rank} of {ranks}: uncaught KeyboardInterrupt",
-    "Next step: nothing is wrong",
+    "Next step: start it again",
 )
 MESSAGE = ("no", "ChainerMN: rank {rank} of {ranks}: sys.exit with a message")
 LEFT = "ChainerMN: rank {rank} of {ranks}: os._exit"

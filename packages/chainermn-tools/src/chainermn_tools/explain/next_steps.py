@@ -8,11 +8,11 @@ LABEL = "Next step: "
 READ_OUTPUT = "read what that rank printed before"
 FIND_SENDER = "find who sent it: a time limit, a preemption, or `kill`"
 ASK_MPIEXEC = "read mpiexec's own message above; `chainermn doctor` may find the cause"
-READ_STACK = "read the stack after 'Fatal Python error'; see `chainermn env`"
+READ_STACK = "read the stack after 'Fatal Python error'"
 START_AGAIN = "start the job again to go on"
 # What to do, by words in what a launcher says, as in `_chainermn_verdict.STEPS`.
 STEPS = (
-    ("ended by Ctrl-C", f"nothing is wrong; {START_AGAIN}"),
+    ("ended by Ctrl-C", "start it again; it goes on only from a checkpoint"),
     (
         "alone in its MPI",
         "use the mpiexec of mpi4py's MPI; `chainermn doctor` says more",
@@ -32,11 +32,13 @@ STEPS = (
     ("^ended by signal", READ_STACK),
     ("^Fatal Py", READ_STACK),
     ("^exit status", READ_OUTPUT),
+    ("^sys.exit(75) (75 is", "exit with another number"),
     (
         "^the job did not end",
-        "give it a longer --timeout, or see in `chainermn top` what takes the time",
+        "run it again with --env CHAINERMN_TIMEOUT=5, less than --timeout: a call that "
+        "waits so long then shows every rank's stack",
     ),
-    ("^no rank", ASK_MPIEXEC),
+    ("^no rank", "read what was printed above; `chainermn doctor` may find the cause"),
     ("^mpiexec doesn", ASK_MPIEXEC),
     ("^all ranks ended", ASK_MPIEXEC),
     (

@@ -48,7 +48,7 @@ def classify(output: JobOutput, ranks: int) -> JobResult:
     4. a secondary error, which may be a consequence of another rank's.
     """
     if not output.events:
-        return _of_no_start(output.tail)
+        return _of_no_start(output)
     failed = list(output.first_of("failed").values())
     sizes = [event["size"] for event in output.first_of("finished").values()]
     if ranks > 1 and sizes.count(1) == ranks:
@@ -94,10 +94,10 @@ def _of_job(cause: str, status: int, restartable: bool = True) -> JobResult:
     return JobResult(False, status, cause, next_step(cause), restartable=restartable)
 
 
-def _of_no_start(tail: bytes) -> JobResult:
-    match = root_cause(tail)
+def _of_no_start(output: JobOutput) -> JobResult:
+    match = root_cause(output.tail)
     if match is None:
-        cause = "no rank started; mpiexec's own message is above"
+        cause = f"no rank started; mpiexec ended with status {output.status}"
         return _of_job(cause, NOT_STARTED_STATUS, restartable=False)
     cause = f"no rank started. {match.rule.meaning}"
     fixes = "\n".join(f"    {fix}" for fix in match.fix)
@@ -107,15 +107,20 @@ def _of_no_start(tail: bytes) -> JobResult:
 def _of_error(event: Event, output: JobOutput) -> JobResult:
     """Return the result of a job in which a rank raised an error, or left by sys.exit."""
     status = event["status"] or 1
+    how = f"exit status {status}"
     if status == LEAVING_STATUS:  # it says of a job that all ranks have saved
         status = 1
+        how = "exit status 1"
+        if event.rank not in output.first_of("leaving"):
+            how = "75 is kept for jobs told to leave; reported as 1"
+    how = f"{event['what']} ({how})"
     trace = (event["traceback"] or "").rstrip("\n")
     result = _of_rank(
         event.rank,
-        f"{event['what']} (exit status {status})",
+        how,
         status,
         output,
-        next_step(event["what"], *users_lines(trace)[-1:]),
+        next_step(how, *users_lines(trace)[-1:]),
     )
     # The rank has printed it, unless its standard error was closed or somebody else's.
     if trace.rpartition("\n")[2].encode() in output.tail:
