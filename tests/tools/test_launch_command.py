@@ -453,7 +453,7 @@ def test_a_schedulers_job_gives_hosts_and_ranks(tmp_path, arguments, shares):
     ("arguments", "text"),
     [
         (("SCRIPT",), "give -n, --hosts or --hostfile"),
-        (("-n", "2", "no such script.py"), "there is no no such script.py in /"),
+        (("-n", "2", "no such script.py"), "there is no 'no such script.py' in /"),
         (("--hosts", "a;b", "SCRIPT"), "'a;b' in --hosts"),
         (("--hosts", "a", "--hostfile", "f", "SCRIPT"), "exclude each other"),
         (("--hostfile", "no such file", "SCRIPT"), "'no such file' can't be read"),
@@ -463,9 +463,12 @@ def test_a_schedulers_job_gives_hosts_and_ranks(tmp_path, arguments, shares):
         (("-n", "1", "--env", "A B=3", "SCRIPT"), "--env A B=3: write NAME=VALUE"),
         (("-n", "1", "--env", "SET", "SCRIPT"), "--env SET: write NAME=VALUE"),
         (("-n", "0", "SCRIPT"), "0 must be a whole number, 1 or more"),
+        (("-n", "2", "python3", "SCRIPT"), "give only the script"),
+        (("-n", "2", "/bin"), "the folder /bin has no __main__.py"),
         (("-n", "2", "/bin/ls"), "to run a program: mpiexec -n 2 /bin/ls"),
         (("--hosts", "a", "--min-ranks", "1", "SCRIPT"), "needs --max-restarts"),
         (("-n", "1", "--log-dir", "SCRIPT", "SCRIPT"), "'--log-dir'"),
+        (("-n", "1", "--log-dir", "/proc/x", "SCRIPT"), "/proc/x can't be created: No"),
     ],
 )
 def test_what_cannot_be_started_is_a_usage_error(tmp_path, arguments, text):

@@ -87,10 +87,14 @@ def main() -> None:
 def _log_to(folder: str) -> None:
     """Write what this rank prints to a file of the rank's own; events still reach the launcher."""
     rank, _ = rank_from_env() or (0, 1)
-    os.makedirs(folder, exist_ok=True)
-    with open(f"{folder}/rank-{rank}.log", "ab") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
+    path = f"{folder}/rank-{rank}.log"
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with open(path, "ab") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+    except OSError as error:
+        sys.exit(f"--log-dir: {path} can't be written: {error.strerror}")
 
 
 def escape(argument: str) -> str:

@@ -32,7 +32,8 @@ from chainermn_tools.rank import LOG_VARIABLE
     "--hosts",
     "host_list",
     metavar="A,B",
-    help="Hosts, or hosts and their ranks: a:2,b:2.",
+    help="Hosts, or hosts and their ranks: a:2,b:2. Hosts without numbers share the ranks "
+    "of -n evenly; without -n each has 1 rank.",
 )
 @click.option(
     "--hostfile",
@@ -65,7 +66,8 @@ from chainermn_tools.rank import LOG_VARIABLE
 @click.option(
     "--log-dir",
     type=click.Path(file_okay=False),
-    help="Write each rank's output to a file there, not here.",
+    help="Append each rank's output to its file rank-N.log there, and print none here. "
+    "--prefix then has no effect.",
 )
 @click.option(
     "--timeout",
@@ -118,6 +120,10 @@ def launch(
         chainermn launch -n 4 train.py --epoch 20
         chainermn launch --hosts a:2,b:2 --log-dir logs -m package.train
         chainermn launch -n 4 --env PYTHONWARNINGS=error train.py
+        chainermn launch -n 4 --env CHAINERMN_TIMEOUT=600 train.py
+
+    CHAINERMN_TIMEOUT=600 is for a job that hangs: if a call waits for 600 seconds, every
+    rank's stack is shown, and the job ends.
 
     It prints the command line that it runs. What follows the script goes to the script.
 
@@ -126,13 +132,14 @@ def launch(
     on PATH must be of MPICH, of Open MPI, or of an MPI that derives from MPICH.
 
     The job succeeds if mpiexec reports success and no rank fails. A rank fails by an
-    exception, by dying, or by os._exit. The first rank that failed is shown, with its
-    exit status and traceback. With --max-restarts all ranks are then started again,
-    after a pause that doubles each time. CHAINERMN_RESTARTS tells the script how often
-    this has happened; create_multi_node_checkpointer loads the last checkpoint.
+    exception, by sys.exit with a status other than 0, by dying, or by os._exit. The
+    first rank that failed is shown, with its exit status and traceback. With
+    --max-restarts all ranks are then started again, after a pause that doubles each
+    time. CHAINERMN_RESTARTS tells the script how often this has happened;
+    create_multi_node_checkpointer loads the last checkpoint.
 
     What you type goes to rank 0. Ctrl-C ends all ranks. SIGTERM and SIGUSR1 reach the
-    ranks as SIGTERM, so that they can save and leave with status 75.
+    ranks as SIGTERM, so that create_multi_node_checkpointer can save on all of them and leave.
 
     OMP_NUM_THREADS is set to the number of a host's cores divided by its ranks, unless
     it or the variable of another BLAS is set.
@@ -141,7 +148,8 @@ def launch(
     output.
 
     Exit status: 0 if the job succeeds; 2 if no rank starts; 75 if all ranks have saved
-    and left after a warning; 124 after --timeout, or after CHAINERMN_TIMEOUT, the
+    and left by create_multi_node_checkpointer, while a script's own sys.exit(75) is a
+    failure with status 1; 124 after --timeout, or after CHAINERMN_TIMEOUT, the
     watchdog's limit; 130 after Ctrl-C, and 128 + n after another signal n to this
     program. Otherwise it is the status of the rank that failed first: 1 after an
     exception, 128 + n after signal n.
@@ -176,6 +184,8 @@ def launch(
                 raise ValueError(f"--env {each}: write NAME=VALUE")
         if log_dir is not None:
             variables[LOG_VARIABLE] = os.path.abspath(log_dir)
+            if not (named or how["dry_run"]):  # another host may have other folders
+                _make_log_dir(log_dir)
         launcher = jobs.find_mpiexec(mpiexec)
     except (ValueError, OSError, jobs.Unavailable) as error:
         raise click.UsageError(str(error)) from None
@@ -208,16 +218,34 @@ def _allocated(ranks: int | None) -> tuple[jobs.Host, ...]:
 
 def _check_script(path: str, ranks: int) -> None:
     """Raise ValueError, or OSError, if a path is no Python script's."""
+    problem = ""
     if not os.path.exists(path):
-        raise ValueError(f"there is no {path} in {os.getcwd()}")
-    if os.path.isdir(path):
-        return  # which has a __main__.py
-    with open(path, "rb") as file:
-        begin = file.read(100)
-    if re.match(rb"\x7fELF|#!.*\bsh\b", begin):
+        problem = f"there is no {path!r} in {os.getcwd()}"
+    elif os.path.isdir(path):
+        if not os.path.exists(os.path.join(path, "__main__.py")):
+            problem = f"the folder {path} has no __main__.py"
+    else:
+        with open(path, "rb") as file:
+            begin = file.read(100)
+        if re.match(rb"\x7fELF|#!.*\bsh\b", begin):
+            problem = (
+                f"{path} is no Python script; to run a program: mpiexec -n {ranks} "
+                f"{path}"
+            )
+    if problem and re.fullmatch(r"python[\d.]*", os.path.basename(path)):
+        problem = f"give only the script: chainermn launch -n {ranks} x.py"
+    if problem:
+        raise ValueError(problem)
+
+
+def _make_log_dir(path: str) -> None:
+    """Make the folder of --log-dir, or raise ValueError."""
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
         raise ValueError(
-            f"{path} is no Python script; to run a program: mpiexec -n {ranks} {path}"
-        )
+            f"--log-dir: {path} can't be created: {error.strerror}"
+        ) from None
 
 
 def _log(text: str) -> None:
