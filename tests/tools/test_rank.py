@@ -2,6 +2,8 @@
 
 import os
 
+import pytest
+
 from chainermn_tools import rank
 
 
@@ -26,3 +28,8 @@ def test_an_error_without_a_text_is_still_described():
 
     assert "Mute" in rank._describe(Mute())["what"]
     assert rank._describe(ValueError("first\nsecond"))["what"] == "ValueError: first"
+
+
+def test_a_rank_that_cannot_write_its_log_says_so_in_a_line():
+    with pytest.raises(SystemExit, match=r"/proc/x/rank-0\.log can't be written: No "):
+        rank._log_to("/proc/x")
