@@ -13,10 +13,10 @@ from chainermn_tools.cli import doctor_report, options
 
 # Of the time-out, for starting and ending this program itself.
 OWN_SECONDS = 2.0
-SHOW = {
-    None: doctor_report.show_text,
-    "json": doctor_report.show_json,
-    "report": doctor_report.show_markdown,
+SHOW = {  # by whether --json and --report are given
+    (False, False): doctor_report.show_text,
+    (True, False): doctor_report.show_json,
+    (False, True): doctor_report.show_markdown,
 }
 STATUSES = {"ok": 0, "failed": 1, "warning": 3}
 
@@ -27,7 +27,7 @@ STATUSES = {"ok": 0, "failed": 1, "warning": 3}
     "ranks",
     type=options.Count(1),
     metavar="N",
-    help="Number of ranks that you want to run, 1 or more.",
+    help="Ranks that you want to run; without it 2, or all slots of the hosts.",
 )
 @click.option(
     "--hosts", "host_list", metavar="A,B", help="Check these hosts too; also a:2,b:2."
@@ -36,11 +36,11 @@ STATUSES = {"ok": 0, "failed": 1, "warning": 3}
 @click.option(
     "--script", metavar="FILE", help="The script that is to run on the hosts."
 )
-@click.option("--json", "form", flag_value="json", help="Print JSON instead of text.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 @click.option(
     "--report",
-    "form",
-    flag_value="report",
+    "as_report",
+    is_flag=True,
     help="Print text to paste into a bug report.",
 )
 @click.option(
@@ -57,7 +57,8 @@ def doctor(
     host_list: str | None,
     hostfile: str | None,
     script: str | None,
-    form: str | None,
+    as_json: bool,
+    as_report: bool,
     timeout: float,
 ) -> None:
     """Find out what is wrong here, and how to fix it.
@@ -76,6 +77,8 @@ def doctor(
     deadline = time.monotonic() + timeout - OWN_SECONDS
     if jobs.rank_from_env() is not None:
         raise click.UsageError("the doctor starts ranks itself; run it without mpiexec")
+    if as_json and as_report:
+        raise click.UsageError("--json and --report exclude each other")
     try:
         hosts = options.named_hosts(host_list, hostfile)
         if not hosts:
@@ -92,5 +95,5 @@ def doctor(
         stages.append(diagnostics.HOSTS)
     with jobs.kill_children_on_exit():
         coming = diagnostics.run_checks(stages, context)
-        results = SHOW[form](stages, coming, context)
+        results = SHOW[as_json, as_report](stages, coming, context)
     ctx.exit(STATUSES[doctor_report.worst_status(results)])
