@@ -65,6 +65,7 @@ def test_all_is_well_where_nothing_is_wrong():
         assert set(one) == documented_keys("A finding:", "## The checks")
         assert one["name"] in STAGES[one["layer"]]
         assert one["found"]
+    assert found["by_name"]["ssh"]["found"] == "no host needs a login"
     tried = {*COMMUNICATORS} - {"pure_nccl"}
     for name in ("communicators", "hosts_communicators"):
         assert tried <= set(found["by_name"][name]["details"]["tried"])
@@ -131,6 +132,7 @@ def test_a_signal_ends_all_that_was_started(tmp_path, number):
     ("arguments", "said"),
     [
         ("--hosts a --hostfile b", "exclude each other"),
+        ("--json --report", "--json and --report exclude each other"),
         ("--hosts a;reboot", "is no host"),
         ("--hostfile /nonexistent/hosts", "can't be read"),
         ("--script x.py", "--hosts"),

@@ -25,7 +25,13 @@ from chainermn_tools.doctor.check import (
     warning,
 )
 from chainermn_tools.doctor.hints import REPORT_IT, most_telling_line
-from chainermn_tools.doctor.logins import NOT_FOUND, THIS_MACHINE, Login, ask_all
+from chainermn_tools.doctor.logins import (
+    NOT_FOUND,
+    THIS_MACHINE,
+    Login,
+    ask_all,
+    is_here,
+)
 from chainermn_tools.doctor.machine import MIB, check_size
 from chainermn_tools.doctor.rank_program import END, FACTS, MESSAGES, START, on_gpus
 from chainermn_tools.doctor.ranks import (
@@ -106,7 +112,11 @@ def ssh(context: Context) -> CheckResult:
         for host, login in logins.items()
         if login.problem
     }
-    found = evaluate(problems, f"{format_count(len(logins), 'host')} answered")
+    remote = [host for host in logins if not is_here(host)]
+    success = "no host needs a login"
+    if remote:
+        success = f"{format_count(len(remote), 'host')} answered"
+    found = evaluate(problems, success)
     for host in problems:
         if said := logins[host].said:
             return replace(found, message=f"{found.message} ({host}: {said})")
@@ -281,7 +291,7 @@ def memory(context: Context) -> CheckResult:
             problem = f"a control group allows {limit // MIB} MiB; ranks need {needed}"
             hint = f"sbatch --mem={needed}M ...   # or docker run --memory=..."
             problems[host] = (problem, hint)
-    return evaluate(problems, "no control group leaves too little")
+    return evaluate(problems, "enough on every host")
 
 
 @rank_checks.add(
@@ -299,7 +309,7 @@ def shared_memory(context: Context) -> CheckResult:
             how = warning if found.status == "warning" else failed
             hint = f"ssh {host} {found.hint}"
             return how(f"{host}: {found.message}", hint, hosts=[host])
-    return ok("there is")
+    return ok("enough on every host")
 
 
 NEEDS = ("hosts_packages", "hosts_memory", "hosts_shared_memory")

@@ -103,6 +103,7 @@ def ask_all(context: Context) -> dict[str, Login]:
         return dict(zip(names, pool.map(ask, names), strict=True))
 
 
+@functools.cache
 def is_here(name: str) -> bool:
     """Return whether this is a name or an address of this machine."""
     if name == THIS_MACHINE or is_own_name(name):

@@ -34,6 +34,7 @@ from chainermn_tools.doctor.rank_program import (
     START,
     on_gpus,
 )
+from chainermn_tools.formatting import format_count
 
 # All that `chainermn_comm.create_communicator` knows; importing it here could start its
 # hooks.
@@ -147,7 +148,10 @@ class RankJob:
                 f"belong to {vendor}, which mpi4py loads",
                 f"put the mpiexec of {vendor} first on PATH   # one from pip is beside python",
             )
-        return self.evaluate([MEET], f"each sees all {self.ranks}", NETWORK_HINT)
+        success = f"each sees all {self.ranks}"
+        if self.ranks == 1:
+            success = "it sees itself"
+        return self.evaluate([MEET], success, NETWORK_HINT)
 
 
 NETWORK_HINT = (
@@ -213,7 +217,7 @@ def ranks_start(context: Context) -> CheckResult:
         message = f"{began} of {job.ranks} ranks were started"
         hint = "getent hosts $(hostname)   # must print an address; else add one to /etc/hosts"
         return job.ended(message, hint)
-    return ok(f"{began} ranks")
+    return ok(format_count(began, "rank"))
 
 
 @checks.add("ranks_meet", "Do the ranks see one another?", ("ranks_start",))
