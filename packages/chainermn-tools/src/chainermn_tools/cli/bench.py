@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 
 import click
 from rich.console import Console
 
 from chainermn_tools import jobs
 from chainermn_tools.cli import options
+from chainermn_tools.doctor.ranks import COMMUNICATORS
 
 SIZES = {"1K": 1 << 10, "16K": 1 << 14, "256K": 1 << 18, "4M": 1 << 22, "64M": 1 << 26}
 # A job that takes so long hangs.
@@ -31,8 +34,10 @@ MOST_RANKS = 4
     "--communicator",
     "names",
     multiple=True,
+    type=click.Choice(COMMUNICATORS),
     metavar="NAME",
-    help="A communicator to measure; may be given several times. Without it, all.",
+    help=f"A communicator to measure, of {', '.join(COMMUNICATORS)}; may be given several "
+    "times. Without it, all that exchange arrays in host memory.",
 )
 @click.option(
     "--max-size",
@@ -67,14 +72,30 @@ def bench(
     measured; 2 for a wrong command line; 124 after ten minutes; else that of the rank
     that failed.
     """
-    if plot is not None and find_spec("matplotlib") is None:
-        raise click.UsageError("--plot needs matplotlib: pip install matplotlib")
+    if plot is not None:
+        _check_plot(plot)
     if jobs.rank_from_env() is None:
         ctx.exit(_start(ranks, names, max_size, plot))
     if ranks is not None:
         raise click.UsageError("-n: an MPI launcher has already started the ranks")
     sizes = [size for size in SIZES.values() if size <= SIZES[max_size]]
     ctx.exit(_measure_here(names, sizes, plot))
+
+
+def _check_plot(file: str) -> None:
+    """Raise UsageError if matplotlib can't draw such a file here."""
+    if find_spec("matplotlib") is None:
+        raise click.UsageError("--plot needs matplotlib: pip install matplotlib")
+    from matplotlib.figure import Figure
+
+    path = Path(file)
+    kinds = sorted(Figure().canvas.get_supported_filetypes())
+    if path.suffix.lower().lstrip(".") not in ["", *kinds]:
+        known = ", ".join(kinds)
+        raise click.UsageError(f"--plot: {file} must end in one of: {known}")
+    # Ranks on other hosts don't write it.
+    if jobs.rank_from_env() is None and not os.access(path.parent, os.W_OK):
+        raise click.UsageError(f"--plot: nothing can be written in {path.parent}")
 
 
 def _start(
