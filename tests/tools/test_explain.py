@@ -117,13 +117,15 @@ def test_a_rank_that_really_fails_is_explained():
     ("log", "status", "said"),
     [
         ("Host key verification failed.\n", 0, "ssh_host_key: Host key"),
-        (HEALTHY, 1, "No known error found. "),
-        ("", 1, "No known error found. "),
+        (HEALTHY, 1, "No known error found; the log has no traceback."),
+        ("", 1, "The log is empty. "),
+        (LOGS["caught"]["log"], 1, "read the log's last traceback."),
+        (LOGS["syntax_error"]["log"], 0, "code in it is a.py:1."),
         (LOGS["abort_alone"]["log"], 0, "All of this only says that"),
         (LOGS["two_hooks"]["log"], 0, "ValueError\n  line 1\n  Next step: fix the"),
     ],
 )
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-le"])
 def test_text_and_exit_status_say_whether_anything_was_found(
     log, status, said, encoding, tmp_path
 ):
@@ -138,10 +140,11 @@ def test_text_and_exit_status_say_whether_anything_was_found(
 
 
 def test_what_cannot_be_read_is_named(tmp_path):
-    for unreadable in (tmp_path / "not there", tmp_path):
-        refused = commands.invoke("explain", unreadable)
-        assert refused.exit_code == 2
-        assert "can't be read" in " ".join(refused.output.split())
+    refused = {tmp_path / "not there": "can't be read", tmp_path: "name one file:"}
+    for unreadable, said in refused.items():
+        done = commands.invoke("explain", unreadable)
+        assert done.exit_code == 2
+        assert said in " ".join(done.output.split())
     command = f"exec {sys.executable} -m chainermn_tools explain <&-"
     closed = commands.run("bash", "-c", command)
     assert closed.returncode == 2

@@ -24,9 +24,12 @@ def explain(ctx: click.Context, as_json: bool, file: str) -> None:
     \b
         mpiexec -n 4 python train.py 2>&1 | tee log | chainermn explain
 
-    If ChainerMN itself says in the log which rank failed first, that comes first, with
-    the next step. Then come known errors: causes first, and last what only says that
-    something else failed.
+    Of a folder of `chainermn launch --log-dir`, give one file: the log of the rank that
+    failed.
+
+    If ChainerMN itself says in the log which rank failed first, or the log ends with a
+    traceback, that comes first, with the next step. Then come known errors: causes
+    first, and last what only says that something else failed.
 
     Exit status: 0 if anything was found, 1 if nothing was, 2 if FILE can't be read.
     """
@@ -36,6 +39,9 @@ def explain(ctx: click.Context, as_json: bool, file: str) -> None:
     try:
         with _opened(file) as log:
             findings = explaining.search(log)
+    except IsADirectoryError:
+        message = f"{name} is a folder; name one file: {name}/rank-1.log"
+        raise click.UsageError(message) from None
     except OSError as error:
         raise click.UsageError(f"{name} can't be read: {error.strerror}") from None
     if as_json:

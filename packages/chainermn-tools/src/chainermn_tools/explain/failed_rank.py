@@ -58,6 +58,15 @@ MARKS = ("chainermn launch: ", "ChainerMN: ", "chainermn: ", "Fatal Python error
 # What mpiexec, srun or `chainermn launch --prefix` put before a rank's lines.
 TAG = re.compile(r"(?:\[(?:\S+,)?\d+\](?:<std\w+>:)? ?| *\d+: )?")
 TRACEBACK = "Traceback (most recent call last)"
+# How it begins without that title, if a script can't be compiled; then, how errors look.
+UNTITLED = re.compile(r'  File "[^"]+", line \d+$')
+ERROR = re.compile(r"[A-Za-z_][\w.]*(?:: |:?$)")
+# How launchers begin to say that a rank failed, and say that it was killed.
+ENDED = re.compile(
+    "BAD TERMINATION|called MPI_Abort|MPI_ABORT was|exited with non-zero|"
+    "due to process rank|job  terminated|srun: error"
+)
+KILLED = re.compile(r"EXIT STRING|slurmstepd: error|exited on signal")
 MOST_TRACEBACKS = 1000
 CRASHED = re.compile(r"(?:is )?gone|ended by signal 11")
 
@@ -106,28 +115,32 @@ class VerdictFinder:
         self._verdicts: dict[Speaker, Verdict] = {}
         self._crash = ""  # the first one, as faulthandler prints it
         # Tracebacks by their last lines, which name the error; the latest one is last.
-        self._tracebacks: dict[str, str] = {}
+        self.tracebacks: dict[str, str] = {}
+        self._final: dict[str, Verdict] = {}  # after which a rank was silent, by tag
+        self.ended = False  # whether the launcher says that a rank failed
         self._unfinished: dict[str, list[str]] = {}  # their lines so far, by tag
 
     @property
     def verdict(self) -> Verdict | None:
-        """The best verdict so far; None if none of our programs says why the job ended."""
+        """The best so far: by our programs, or the traceback at the end; None without."""
         if not self._verdicts:
-            return None
+            return next(iter(self._final.values()), None)
         best = self._verdicts[min(self._verdicts)]
         if self._crash and CRASHED.match(best.how):
             best = replace(best, how=self._crash)
         return best
 
-    def take(self, number: int, line: str) -> None:
-        """Take the next line of the log, and its number."""
+    def take(self, number: int, line: str) -> bool:
+        """Take the next line and its number; return whether it's part of a traceback."""
         tag = ""
         if said := TAG.match(line):
             tag = said[0]
         text = line[len(tag) :]
-        self._take_traceback(tag, text)
-        if not any(mark in text for mark in MARKS):
-            return
+        if any(mark in text for mark in MARKS):
+            self._take_report(number, text)
+        return self._take_traceback(number, tag, text)
+
+    def _take_report(self, number: int, text: str) -> None:
         self._crash = self._crash or find_crash(text)
         for speaker, form in FORMS:
             if said := re.search(form, text):
@@ -152,29 +165,49 @@ class VerdictFinder:
             how=how,
             rank=rank,
             host=said.get("host") or "",
-            traceback=self._tracebacks.get(
+            traceback=self.tracebacks.get(
                 re.sub(r" \(exit status \d+\)$", "", how), ""
             ),
         )
 
     def _error_of(self, kind: str) -> str:
         """Return the last line of the latest traceback of an error of this class."""
-        for error in reversed(self._tracebacks):
+        for error in reversed(self.tracebacks):
             name = error.split(":")[0].strip()
             if name.rpartition(".")[2] == kind:
                 return error
         return f"uncaught {kind}"
 
-    def _take_traceback(self, tag: str, text: str) -> None:
+    def _take_traceback(self, number: int, tag: str, text: str) -> bool:
         lines = self._unfinished.get(tag)
-        if text.startswith(TRACEBACK):
+        if text.startswith(TRACEBACK) or (lines is None and UNTITLED.match(text)):
             self._unfinished[tag] = [text]
-        elif lines is not None:
-            lines.append(text)
-            if not text.startswith(" "):
-                del self._unfinished[tag]
-                error = text.rstrip()
-                self._tracebacks.pop(error, None)  # so that it comes last
-                self._tracebacks[error] = "\n".join(lines)
-                if len(self._tracebacks) > MOST_TRACEBACKS:
-                    del self._tracebacks[next(iter(self._tracebacks))]
+            return True
+        if lines is None:
+            self._take_output(tag, text)
+            return False
+        lines.append(text)
+        if not text.startswith(" "):
+            del self._unfinished[tag]
+            self._finish_traceback(number, tag, text.rstrip(), "\n".join(lines))
+        return True
+
+    def _finish_traceback(
+        self, number: int, tag: str, error: str, traceback: str
+    ) -> None:
+        self.tracebacks.pop(error, None)  # so that it comes last
+        self.tracebacks[error] = traceback
+        if len(self.tracebacks) > MOST_TRACEBACKS:
+            del self.tracebacks[next(iter(self.tracebacks))]
+        if not self.ended and ERROR.match(error):
+            self._final[tag] = Verdict(line=number, how=error, traceback=traceback)
+
+    def _take_output(self, tag: str, text: str) -> None:
+        """Take a line that is in no traceback: a rank's last error ends its output."""
+        if KILLED.search(text):
+            self._final.clear()
+        self.ended = self.ended or bool(ENDED.search(text))
+        final = self._final.get(tag)
+        # What several ranks print at once may be mixed.
+        if final and not self.ended and text.strip("=-") not in final.traceback:
+            del self._final[tag]

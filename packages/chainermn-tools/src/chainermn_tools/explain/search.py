@@ -23,6 +23,11 @@ LINES_TOGETHER = 100
 SHOWN_CHARACTERS = 300
 SHOWN_BEFORE = 100
 COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+EMPTY = "The log is empty. Redirect both streams: `mpiexec ... > job.log 2>&1`."
+NO_TRACEBACK = "No known error found; the log has no traceback."
+SOME_TRACEBACK = (
+    "No known error found. If the job failed, read the log's last traceback."
+)
 # In the advice of rules, the place of a host's name.
 HOST = "host1"
 # Kinds of errors that say why a job failed.
@@ -46,6 +51,7 @@ class Match:
     text: str  # that line, without control characters, shortened
     host: str = HOST  # that the line names
     times: int = 0  # the number of lines that say so
+    is_in_tracebacks: bool = True  # whether all these lines are in tracebacks
 
     @property
     def fix(self) -> list[str]:
@@ -59,31 +65,39 @@ class Findings:
 
     verdict: Verdict | None
     matches: list[Match]  # the most telling first; equals in the log's order
+    nothing: str  # what to say if nothing was found
 
 
 def search(log: BinaryIO, rules: Sequence[ErrorRule] | None = None) -> Findings:
     """Search a log, which may contain anything, for some rules' errors, or all.
 
     Each error is returned once. If the log has a verdict, messages that only follow
-    from that are left out. Raise OSError if the log can't be read.
+    from that are left out, and so are errors that were caught. Raise OSError if the log
+    can't be read.
     """
     if rules is None:
         rules = load_rules()
     finder = VerdictFinder()
     matches: dict[str, Match] = {}
+    nothing = EMPTY
     lines = _lines(log)
     while some := list(islice(lines, LINES_TOGETHER)):
+        nothing = NO_TRACEBACK
         together = "\n".join(line.text for line in some)
         possible = [rule for rule in rules if rule.is_possible(together)]
         for line in some:
-            finder.take(*line)
+            in_traceback = finder.take(*line)
             for rule in possible:
-                _count(rule, line, matches)
+                _count(rule, line, matches, in_traceback)
 
     verdict = finder.verdict
     found = [match for match in matches.values() if not _is_echo(match.rule, verdict)]
+    if not verdict and not finder.ended:  # the job went on after its tracebacks
+        found = [match for match in found if not match.is_in_tracebacks]
     found.sort(key=lambda match: (ORDER.index(match.rule.kind), match.line))
-    return Findings(verdict, found)
+    if finder.tracebacks:
+        nothing = SOME_TRACEBACK
+    return Findings(verdict, found, nothing)
 
 
 def root_cause(output: bytes) -> Match | None:
@@ -99,6 +113,8 @@ def _lines(log: BinaryIO) -> Iterator[Line]:
     encoding = "utf-8"
     if raw.peek(2).startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         encoding = "utf-16"  # as Windows' PowerShell writes it
+    elif raw.peek(4)[1:4:2] == b"\0\0":
+        encoding = "utf-16-le"
     text = io.TextIOWrapper(raw, encoding, errors="replace", newline="")
     number = 1
     while piece := text.readline(LINE_CHARACTERS):
@@ -109,7 +125,9 @@ def _lines(log: BinaryIO) -> Iterator[Line]:
     raw.detach()  # so that neither closes the log
 
 
-def _count(rule: ErrorRule, line: Line, matches: dict[str, Match]) -> None:
+def _count(
+    rule: ErrorRule, line: Line, matches: dict[str, Match], in_traceback: bool
+) -> None:
     """Add a line to the rule's match if it means this error."""
     said = rule.find(line.text)
     if said is None:
@@ -118,6 +136,7 @@ def _count(rule: ErrorRule, line: Line, matches: dict[str, Match]) -> None:
     first = Match(rule, line.number, _shown(line.text, said.start()), host)
     match = matches.setdefault(rule.name, first)
     match.times += 1
+    match.is_in_tracebacks &= in_traceback
     if match.host == HOST:
         match.host = host
 

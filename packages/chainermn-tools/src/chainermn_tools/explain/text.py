@@ -15,10 +15,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 INDENT = " " * 4  # of what is never broken, so that it can be copied
-NOTHING = (
-    "No known error found. Read the first traceback of any rank; `chainermn env` prints "
-    "what a bug report needs."
-)
 SECONDARY_ONLY = (
     "All of this only says that something else failed. No known error says what: read the "
     "first traceback of any rank."
@@ -56,7 +52,7 @@ def render(findings: Findings, console: Console) -> None:
     for match in findings.matches:
         _render_match(match, console)
     if not verdict and not findings.matches:
-        print_text(NOTHING, console)
+        print_text(findings.nothing, console)
     elif not verdict and findings.matches[0].rule.kind is Kind.SECONDARY:
         print_text(SECONDARY_ONLY, console, "bold")
 
