@@ -222,7 +222,7 @@ def _check_script(path: str, ranks: int) -> None:
     if not os.path.exists(path):
         problem = f"there is no {path!r} in {os.getcwd()}"
     elif os.path.isdir(path):
-        if not os.path.exists(os.path.join(path, "__main__.py")):
+        if not os.path.exists(f"{path}/__main__.py"):
             problem = f"the folder {path} has no __main__.py"
     else:
         with open(path, "rb") as file:
