@@ -107,7 +107,9 @@ def summary(readings: Sequence[Reading], sort: str = "rank") -> dict[str, Any]:
     if sort != "rank":
         ranks.sort(key=lambda row: -(row[sort] or 0.0))
     slowest = None
-    if most["waited_for"]:
+    rivals = [row for row in ranks if row["waited_for"] == most["waited_for"]]
+    # Those that were waited for all the time hang, and one of them is the likeliest.
+    if most["waited_for"] == 1.0 or (most["waited_for"] and len(rivals) == 1):
         slowest = most["rank"]
     return {"slowest": slowest, "ranks": ranks, "unseen": graph.unreachable}
 
