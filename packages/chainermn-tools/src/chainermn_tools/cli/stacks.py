@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import click
 
+from chainermn_tools.cli import options
+
 
 @click.command()
-@click.argument("job", type=int, required=False)
+@click.argument("job", type=options.Count(1), required=False)
 def stacks(job: int | None) -> None:
     """Print the Python stacks of a running job's ranks.
 
     The job runs on. Ranks with the same stack share one. Run it on the job's first host
-    to see all ranks; another host shows its own. JOB is the PID of mpiexec, or of a
-    rank, on this host; without it, the only job here:
+    to see all ranks; another host shows its own. JOB is the PID of `chainermn launch`,
+    of mpiexec, or of a rank, on this host; without it, the only job here. Jobs of one
+    rank aren't shown:
 
     \b
         chainermn stacks 4711

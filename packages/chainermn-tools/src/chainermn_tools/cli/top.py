@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 
 from chainermn_tools import formatting
+from chainermn_tools.cli import options
 
 COLUMNS = {  # of the table, and the keys of a summary that they show
     "rank": "rank",
@@ -25,18 +26,21 @@ SORT_KEYS = [key for key in COLUMNS.values() if key != "host"]
 
 
 @click.command()
-@click.argument("job", type=int, required=False)
+@click.argument("job", type=options.Count(1), required=False)
 @click.option(
-    "--sort", type=click.Choice(SORT_KEYS), default="rank", help="The largest first."
+    "--sort",
+    type=click.Choice(SORT_KEYS),
+    default="rank",
+    help="The largest first; by rank, which is the default, from 0 on.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, once.")
 def top(job: int | None, sort: str, as_json: bool) -> None:
     """Show what each rank of a running job does now.
 
     The last line names the rank that others wait for most. Run it on the job's first
-    host to see all ranks; another host shows its own. JOB is the PID of mpiexec, or of
-    a rank, on this host; without it, the only job here. On a terminal the table is
-    refreshed until Ctrl-C:
+    host to see all ranks; another host shows its own. JOB is the PID of `chainermn
+    launch`, of mpiexec, or of a rank, on this host; without it, the only job here. Jobs
+    of one rank aren't shown. On a terminal the table is refreshed until Ctrl-C:
 
     \b
         chainermn top --sort waited_for
@@ -44,7 +48,8 @@ def top(job: int | None, sort: str, as_json: bool) -> None:
 
     Percentages cover the last ten seconds: of waiting for other ranks; of being on the
     wire, that is in a call to which all ranks have come; and of being waited for by
-    others. A step is one `update` of a multi-node optimizer.
+    others. A step is one `update` of a multi-node optimizer; "examples/s" are those of
+    this rank alone.
 
     Exit status: 0; 1 when the job has ended or doesn't answer; 2 when no such job is
     seen here.
