@@ -122,6 +122,7 @@ def test_without_a_file_the_environment_is_that_of_this_machine(result, tmp_path
     ("name", "content", "why"),
     [
         ("log", "[", "log of LogReport: Expecting value"),
+        ("log", "\n", "log is empty"),
         ("log", "[1]", "log is not a log of LogReport"),
         pytest.param("log", DEEP, "log of LogReport: maximum recursion", id="deep"),
         ("log", "5", "log is not a log of LogReport"),
@@ -137,7 +138,10 @@ def test_what_cannot_be_read_is_named(result, name, content, why):
 def test_wrong_arguments_are_named(result, tmp_path):
     (tmp_path / "empty").mkdir()
     said = refused(tmp_path / "empty")
-    assert "not found: a log of LogReport; not found: a trace" in said
+    assert (
+        f"in {tmp_path / 'empty'}: not found: a log of LogReport; not found: a trace"
+        in said
+    )
     assert "nowhere can't be read: No such file" in refused(tmp_path / "nowhere")
     (tmp_path / "other").write_text("[]")
     said = refused(result, tmp_path / "other")

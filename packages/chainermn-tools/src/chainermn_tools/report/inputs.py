@@ -51,7 +51,8 @@ def find(paths: Sequence[Path]) -> Inputs:
         if kind not in places:
             found.notes.append(f"not found: {FOUND[kind]}")
     if LOG not in places and TRACE not in places:
-        raise NoReport("; ".join(found.notes))
+        where = ", ".join(map(str, paths))
+        raise NoReport(f"in {where}: {'; '.join(found.notes)}")
     if LOG in places:
         found.log = _read(places[LOG], LOG, list)
         if not all(isinstance(entry, dict) for entry in found.log or [None]):
@@ -105,7 +106,10 @@ def _kinds(path: Path) -> Iterator[tuple[str, Path]]:
 def _read(path: Path, kind: str, form: type) -> Any:
     """Return what a file of JSON holds, which must be of this kind, and so of this form."""
     try:
-        found = json.loads(path.read_text("utf-8", errors="replace"))
+        text = path.read_text("utf-8", errors="replace")
+        if not text.strip():
+            raise NoReport(f"{path} is empty")
+        found = json.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         raise NoReport(f"{path} can't be read as {FOUND[kind]}: {error}") from None
     if not isinstance(found, form):
