@@ -14,6 +14,7 @@ from chainermn_tools import formatting
         (formatting.format_bytes(1 << 50), "1024 TiB"),
         (formatting.format_duration(12.34), "12.3 s"),
         (formatting.format_duration(3e-8), "30 ns"),
+        (formatting.format_duration(0.0), "0 s"),
         (formatting.format_count(0, "rank"), "0 ranks"),
         (formatting.format_count(1, "rank"), "1 rank"),
         (formatting.join_first([3, 4, 5], 2), "3, 4, ..."),

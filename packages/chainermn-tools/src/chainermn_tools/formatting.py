@@ -29,7 +29,7 @@ def format_bytes(nbytes: float) -> str:
 def format_duration(seconds: float) -> str:
     """Return a duration in seconds as text, such as ``12 ms``."""
     if not seconds:
-        return "0"
+        return "0 s"
     fitting = [each for each in TIME_UNITS if seconds >= each[1]]
     unit, scale = (fitting or TIME_UNITS[-1:])[0]
     return f"{_three_digits(seconds / scale)} {unit}"

@@ -127,7 +127,10 @@ def render(report: dict[str, Any], console: Console) -> None:
 def sections(report: dict[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
     """Return the name of each section with its lines of key and value, for people."""
     found = {name: section for name, section in report.items() if name != "schema"}
-    return [(name, list(_rows("", section))) for name, section in found.items()]
+    return [
+        (name, list(_rows("", section)) or [("none", "")])
+        for name, section in found.items()
+    ]
 
 
 def _rows(key: str, value: Any) -> Iterator[tuple[str, str]]:
