@@ -33,7 +33,7 @@ STEPS = (
     ("^sys.exit", "read what that rank printed before"),
     (
         "^is gone",
-        "read its last lines; on its host, `dmesg -T | grep -iE 'oom|segfault'`",
+        "read its last lines; on its host, `dmesg -T | grep -iE 'killed|segfault'`",
     ),
     (
         "^is stopped",

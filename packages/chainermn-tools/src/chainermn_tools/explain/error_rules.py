@@ -20,7 +20,7 @@ class Kind(Enum):
 
     ROOT_CAUSE = "what went wrong"
     AMBIGUOUS = "what went wrong, with several possible causes"
-    SIGNAL = "a signal ended a rank"
+    SIGNAL = "how a rank ended"
     WARNING = "a warning; the job goes on"
     SECONDARY = "only says that something else failed"
 

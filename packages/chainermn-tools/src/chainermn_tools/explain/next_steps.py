@@ -20,7 +20,7 @@ STEPS = (
     ("these ended without a report", READ_OUTPUT),
     (
         "^ended by signal 9 ",
-        "look whether its host ran out of memory: `dmesg -T | grep -i killed`",
+        "look whether its host ran out of memory: `dmesg -T | grep -iE 'killed|segfault'`",
     ),
     (
         "^ended by signal 1 ",
@@ -43,7 +43,7 @@ STEPS = (
     ("^all ranks ended", ASK_MPIEXEC),
     (
         "^gone",
-        "read its last lines; on its host, `dmesg -T | grep -iE 'oom|segfault'`",
+        "read its last lines; on its host, `dmesg -T | grep -iE 'killed|segfault'`",
     ),
     ("^all ranks have saved", START_AGAIN),
     ("^a signal warned", START_AGAIN),

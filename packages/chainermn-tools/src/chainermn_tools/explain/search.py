@@ -146,7 +146,7 @@ def _is_echo(rule: ErrorRule, verdict: Verdict | None) -> bool:
     if verdict is None:
         return False
     if rule.kind is Kind.SIGNAL:  # MPICH's mpiexec kills the other ranks
-        return not verdict.is_by_signal
+        return not verdict.is_by_signal or verdict.how.startswith("ended by signal 9 ")
     return rule.kind is Kind.SECONDARY
 
 

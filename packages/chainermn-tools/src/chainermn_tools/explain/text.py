@@ -75,7 +75,7 @@ def _render_match(match: Match, console: Console) -> None:
     if match.times > 1:
         where = f"{where}, {match.times} such lines"
     print_text(f"{rule.name}: {match.text}", console, style)
-    print_text(f"{where}; {rule.component}; {rule.kind.value}", console, "dim", 2)
+    print_text(f"{where}: {rule.kind.value}", console, "dim", 2)
     print_text(rule.meaning, console, indent=2)
     for fix in match.fix:
         print_line(f"{INDENT}{fix}", console, "green")
