@@ -125,7 +125,7 @@ def test_a_rank_that_really_fails_is_explained():
         (LOGS["two_hooks"]["log"], 0, "ValueError\n  line 1\n  Next step: fix the"),
     ],
 )
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-le"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-le", "utf-16-be"])
 def test_text_and_exit_status_say_whether_anything_was_found(
     log, status, said, encoding, tmp_path
 ):
@@ -137,6 +137,10 @@ def test_text_and_exit_status_say_whether_anything_was_found(
     assert "\x1b" not in done.output
     piped = commands.invoke("explain", stdin=file.read_bytes(), COLUMNS="300")
     assert piped.output == done.output
+
+
+def test_a_log_may_begin_with_zeros():  # as after it was cut while a job wrote to it
+    assert explained("\0\0\0\0Host key verification failed.") == ["ssh_host_key"]
 
 
 def test_what_cannot_be_read_is_named(tmp_path):

@@ -24,8 +24,8 @@ def explain(ctx: click.Context, as_json: bool, file: str) -> None:
     \b
         mpiexec -n 4 python train.py 2>&1 | tee log | chainermn explain
 
-    Of a folder of `chainermn launch --log-dir`, give one file: the log of the rank that
-    failed.
+    FILE is no folder: of `chainermn launch --log-dir logs`, give the file of the rank that
+    failed, as in logs/rank-1.log.
 
     If ChainerMN itself says in the log which rank failed first, or the log ends with a
     traceback, that comes first, with the next step. Then come known errors: causes

@@ -113,8 +113,10 @@ def _lines(log: BinaryIO) -> Iterator[Line]:
     encoding = "utf-8"
     if raw.peek(2).startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         encoding = "utf-16"  # as Windows' PowerShell writes it
-    elif raw.peek(4)[1:4:2] == b"\0\0":
+    elif re.match(rb"[^\0]\0[^\0]\0", raw.peek(4)):
         encoding = "utf-16-le"
+    elif re.match(rb"\0[^\0]\0[^\0]", raw.peek(4)):
+        encoding = "utf-16-be"
     text = io.TextIOWrapper(raw, encoding, errors="replace", newline="")
     number = 1
     while piece := text.readline(LINE_CHARACTERS):
