@@ -39,7 +39,7 @@ def trace(
 
     In the tables, "communicator" is its name in the files, "number" counts its
     collective calls, "bytes" are all ranks' payload, and "raised" counts calls that
-    ended by an exception. The last line names the rank that others wait for most.
+    ended by an exception. The tables' last line names the rank that others wait for most.
     `chainermn report` draws the ranks' time lines.
 
     Clocks of the ranks are aligned. A call is written when it ends: one in which a job
