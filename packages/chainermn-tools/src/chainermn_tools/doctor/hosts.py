@@ -83,7 +83,7 @@ def slots(context: Context) -> CheckResult:
         assigned = jobs.assign_slots(context.hosts, context.ranks)
     except ValueError as error:
         total = sum(host.slots or 1 for host in context.hosts)
-        return failed(str(error), f"-n {total}   # or give the hosts more slots")
+        return failed(str(error), f"-n {total}")
     return ok(_places(assigned))
 
 
