@@ -12,7 +12,7 @@ from rich.console import Console
 
 from chainermn_tools import jobs
 from chainermn_tools.cli import options
-from chainermn_tools.doctor.ranks import COMMUNICATORS
+from chainermn_tools.doctor import COMMUNICATORS
 
 SIZES = {"1K": 1 << 10, "16K": 1 << 14, "256K": 1 << 18, "4M": 1 << 22, "64M": 1 << 26}
 # A job that takes so long hangs.
