@@ -91,7 +91,9 @@ def plan_first_update(comm, plan):
 
 def plan_checkpoints(comm, plan, checkpointer, background):
     """A rank fails while it writes its file, or doesn't save as the others do."""
-    real_write, real_save, written = np.lib.format.write_array, checkpointer.save, []
+    real_write = np.lib.format.write_array_header_1_0
+    real_save = checkpointer.save
+    written = []
 
     def write(*arguments, **options):
         written.append(plan.updater.iteration)
@@ -109,7 +111,7 @@ def plan_checkpoints(comm, plan, checkpointer, background):
 
         plan.collective("checkpoint", comm, save_and_note, iteration, number + 1)
 
-    np.lib.format.write_array = write
+    np.lib.format.write_array_header_1_0 = write
     checkpointer.save = save
 
 
