@@ -111,13 +111,19 @@ def test_an_mpiexec_that_hangs_is_named_alone_and_ended_with_its_children(tmp_pa
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)]
+    ("number", "program"),
+    [
+        (signal.SIGINT, "mpiexec"),
+        pytest.param(signal.SIGINT, "ssh", marks=pytest.mark.ci),
+        pytest.param(signal.SIGTERM, "mpiexec", marks=pytest.mark.full),
+    ],
 )
-def test_a_signal_ends_all_that_was_started(tmp_path, number):
+def test_a_signal_ends_all_that_was_started(tmp_path, number, program):
     pids = tmp_path / "pids"
-    path = commands.with_program(tmp_path, "mpiexec", HANGS.format(pids))
+    path = commands.with_program(tmp_path, program, HANGS.format(pids))
     how = {"stdout": subprocess.PIPE, "env": commands.environment(PATH=path)}
-    process = commands.start("doctor", "--json", **how)
+    words = "--json --hosts some-host:1 --timeout 3600"
+    process = commands.start("doctor", *words.split(), **how)
     assert soon(lambda: pids.exists() and len(pids.read_text().split()) == 2)
     process.send_signal(number)
     out, _ = process.communicate(timeout=LIMIT_SECONDS)

@@ -16,9 +16,11 @@ import pytest
 from tests.support.jobs import commands
 from tests.support.jobs.processes import is_gone, soon
 from tests.support.jobs.runner import on_open_mpi
+from tests.support.jobs.scripts import ROOT
 from tests.support.tools.explained import verdict_on
 
 full = pytest.mark.full
+STAGES = str(ROOT / "scripts" / "stages")  # a script of bash's
 
 
 def launch(*arguments: object, **variables: str) -> commands.Done:
@@ -466,6 +468,7 @@ def test_a_schedulers_job_gives_hosts_and_ranks(tmp_path, arguments, shares):
         (("-n", "2", "python3", "SCRIPT"), "give only the script"),
         (("-n", "2", "/bin"), "the folder /bin has no __main__.py"),
         (("-n", "2", "/bin/ls"), "to run a program: mpiexec -n 2 /bin/ls"),
+        (("-n", "2", STAGES), f"to run a program: mpiexec -n 2 {STAGES}"),
         (("--hosts", "a", "--min-ranks", "1", "SCRIPT"), "needs --max-restarts"),
         (("-n", "1", "--log-dir", "SCRIPT", "SCRIPT"), "'--log-dir'"),
         (("-n", "1", "--log-dir", "/proc/x", "SCRIPT"), "/proc/x can't be created: No"),

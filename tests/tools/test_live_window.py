@@ -81,6 +81,7 @@ def test_shares_are_counted_in_readings_and_the_slowest_is_waited_for_most():
     assert shares == [(0.6, 0.0, 0.2), (0.2, 0.4, 0.2), (0.4, 0.2, 0.2)]
     assert summary(APART, APART)[0] is None
     assert summary(LATE, LATER)[0] is None
+    assert summary(job_of(())) == (None, {})
 
 
 def test_of_those_that_hang_the_likelier_one_is_the_slowest():

@@ -227,7 +227,7 @@ def _check_script(path: str, ranks: int) -> None:
     else:
         with open(path, "rb") as file:
             begin = file.read(100)
-        if re.match(rb"\x7fELF|#!.*\bsh\b", begin):
+        if re.match(rb"\x7fELF|#!.*sh\s", begin):
             problem = (
                 f"{path} is no Python script; to run a program: mpiexec -n {ranks} "
                 f"{path}"

@@ -11,7 +11,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -120,21 +119,13 @@ def is_here(name: str) -> bool:
 
 def _ask(name: str, command: list[str], script: bytes, timeout: float) -> Login:
     """Run the script in a shell on a host."""
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    ) as process:
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with jobs.running(command, **pipes) as process:
         try:
             output, errors = process.communicate(script, timeout)
         except subprocess.TimeoutExpired as late:
             output = late.stdout or b""
             errors = late.stderr or b""
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
     text = errors.decode(errors="replace")
     lines = [one for one in text.splitlines() if not VERBOSE_LINE.match(one)]
     said = " ".join(lines)[-QUOTED_CHARACTERS:]

@@ -31,7 +31,7 @@ RANK = (
 )
 CULPRIT = rf"(?:likely culprits?\b.*?: {RANK}?)?"
 WHOLE_JOBS = (
-    r"ended by|all ranks|no rank|each of the|the job did|mpiexec doesn|"
+    r"ended by|all ranks|no rank|each of the|the job did|"
     r"of \d+ ranks these ended"
 )
 FORMS = (
@@ -117,6 +117,7 @@ class VerdictFinder:
         # Tracebacks by their last lines, which name the error; the latest one is last.
         self.tracebacks: dict[str, str] = {}
         self._final: dict[str, Verdict] = {}  # after which a rank was silent, by tag
+        self._passed: set[int] = set()  # the lines of those after which the job went on
         self.ended = False  # whether the launcher says that a rank failed
         self._unfinished: dict[str, list[str]] = {}  # their lines so far, by tag
 
@@ -124,7 +125,14 @@ class VerdictFinder:
     def verdict(self) -> Verdict | None:
         """The best so far: by our programs, or the traceback at the end; None without."""
         if not self._verdicts:
-            return next(iter(self._final.values()), None)
+            return next(
+                (
+                    one
+                    for one in self._final.values()
+                    if self.ended or one.line not in self._passed
+                ),
+                None,
+            )
         best = self._verdicts[min(self._verdicts)]
         if self._crash and CRASHED.match(best.how):
             best = replace(best, how=self._crash)
@@ -207,7 +215,11 @@ class VerdictFinder:
         if KILLED.search(text):
             self._final.clear()
         self.ended = self.ended or bool(ENDED.search(text))
-        final = self._final.get(tag)
-        # What several ranks print at once may be mixed.
-        if final and not self.ended and text.strip("=-") not in final.traceback:
-            del self._final[tag]
+        if self.ended:
+            return
+        for each, final in list(self._final.items()):
+            # What several ranks print at once may be mixed.
+            if text.strip("=-") not in final.traceback:
+                self._passed.add(final.line)
+                if each == tag:
+                    del self._final[each]

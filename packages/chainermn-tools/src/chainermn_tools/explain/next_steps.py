@@ -39,7 +39,6 @@ STEPS = (
         "waits so long then shows every rank's stack",
     ),
     ("^no rank", "read what was printed above; `chainermn doctor` may find the cause"),
-    ("^mpiexec doesn", ASK_MPIEXEC),
     ("^all ranks ended", ASK_MPIEXEC),
     (
         "^gone",

@@ -115,7 +115,14 @@ def kill_children_on_exit() -> Iterator[None]:
     global _closed
     _closed = False
     spared = _children()
-    with handle_signals(lambda number: sys.exit(128 + number)):
+
+    def leave(number: int) -> None:
+        # On the way out, pools wait for their threads, and these for their programs.
+        for process in tuple(_running.values()):
+            process.kill()
+        sys.exit(128 + number)
+
+    with handle_signals(leave):
         try:
             yield
         finally:

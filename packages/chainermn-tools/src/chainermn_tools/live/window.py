@@ -101,6 +101,8 @@ def summaries(job: LiveJob, sort: str) -> Iterator[dict[str, Any]]:
 def summary(readings: Sequence[Reading], sort: str = "rank") -> dict[str, Any]:
     """Return what all ranks do and did; the largest first where it isn't sorted by rank."""
     graph = readings[-1].graph
+    if not graph.ranks:  # the first one is about to come
+        return {"slowest": None, "ranks": [], "unseen": graph.unreachable}
     likeliest = readings[-1].causes[:1]
     ranks = [_summary_of(rank, readings) for _, rank in sorted(graph.ranks.items())]
     most = max(ranks, key=lambda row: (row["waited_for"], row["rank"] in likeliest))
