@@ -288,7 +288,7 @@ class MultiNodeCheckpointer(Extension):
         as rank 0's was, in a new order unless ranks share the iterator. Random numbers are
         drawn anew. Each rank gets all other state from the rank that had its number; if
         there are more ranks now, they count again from rank 0. Rank 0 prints which state
-        begins anew.
+        begins anew. A model that ranks hold in parts needs as many ranks as saved it.
 
         From now on a trainer also obeys a scheduler's warning. After SIGTERM or SIGUSR1
         on any rank all ranks save at the end of the iteration, and leave with exit
