@@ -14,13 +14,17 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from chainermn_tools.jobs import Unavailable, check_output, quote_output
+from chainermn_tools.jobs import (
+    DYING_WITH_PARENT,
+    Unavailable,
+    check_output,
+    quote_output,
+)
 
 # How many times its own timeout a subprocess may take, with thread scheduling and starting it.
 MARGIN = 1.25
 # A subprocess prints its answer after this mark, since libraries may print, too.
 MARK = "chainermn-answer:"
-PR_SET_PDEATHSIG = 1
 Answer = TypeVar("Answer")
 
 
@@ -69,17 +73,17 @@ def call_in_subprocess(function: Callable[[], Answer | None], timeout: float) ->
     can hold, or None when another rank answers. Raise TimedOut if it took too long, and
     Unavailable if it raised, crashed or gave no answer.
     """
-    # It ends with the thread that asks: a launcher may kill this process. And `-c` puts
-    # the current folder first on the path, which the command `chainermn` does not.
+    # `-c` puts the current folder first on the path, which the command `chainermn` does
+    # not.
     code = (
-        "import ctypes, signal, sys\n"
-        f"ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, signal.SIGKILL)\n"
-        "sys.path[:] = [p for p in sys.path if p]\n"
+        "import sys; sys.path[:] = [p for p in sys.path if p]\n"
         f"from {__name__} import print_answer\n"
         f"from {function.__module__} import {function.__qualname__} as function\n"
         "print_answer(function)"
     )
-    text = check_output([sys.executable, "-c", code], timeout)
+    # A launcher may kill this process, which is a rank.
+    command = [*DYING_WITH_PARENT, str(os.getpid()), sys.executable, "-c", code]
+    text = check_output(command, timeout)
     for line in text.splitlines():
         if line.startswith(MARK):
             found = json.loads(line.removeprefix(MARK))

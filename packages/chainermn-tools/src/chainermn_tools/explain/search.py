@@ -115,8 +115,6 @@ def _lines(log: BinaryIO) -> Iterator[Line]:
         encoding = "utf-16"  # as Windows' PowerShell writes it
     elif re.match(rb"[^\0]\0[^\0]\0", raw.peek(4)):
         encoding = "utf-16-le"
-    elif re.match(rb"\0[^\0]\0[^\0]", raw.peek(4)):
-        encoding = "utf-16-be"
     text = io.TextIOWrapper(raw, encoding, errors="replace", newline="")
     number = 1
     while piece := text.readline(LINE_CHARACTERS):

@@ -10,6 +10,7 @@ from chainermn_tools.jobs.hosts import Host as Host
 from chainermn_tools.jobs.hosts import assign_slots as assign_slots
 from chainermn_tools.jobs.hosts import parse_host_list as parse_host_list
 from chainermn_tools.jobs.hosts import parse_hostfile as parse_hostfile
+from chainermn_tools.jobs.job import DYING_WITH_PARENT as DYING_WITH_PARENT
 from chainermn_tools.jobs.job import JobOutput as JobOutput
 from chainermn_tools.jobs.job import run_job as run_job
 from chainermn_tools.jobs.mpiexec import find_launcher as find_launcher
