@@ -1,12 +1,13 @@
 """Draws what a log says: loss and accuracy, of training and of validation, epoch by epoch."""
 
 
-def draw(log, path):
+def draw(log, path, ranks):
     """Write the picture, of entries if there are any; without matplotlib a line is printed instead.
 
     Args:
         log: the entries of a LogReport.
         path: of the PNG file.
+        ranks: how many trained, for the title.
     """
     if not log:
         return
@@ -30,6 +31,8 @@ def draw(log, path):
     loss, accuracy = figure.axes
     loss.set_yscale("log")
     loss.yaxis.set_major_formatter("{x:g}")
+    noun = "rank" if ranks == 1 else "ranks"
+    loss.set_title(f"{ranks} {noun}, {epochs[-1]} epochs", loc="left")
     accuracy.set_title(f"validation accuracy {values[-1]:.3f}", loc="left")
     accuracy.legend(loc="lower right")
     figure.savefig(path)

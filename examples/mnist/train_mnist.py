@@ -20,6 +20,7 @@ import numpy as np
 from chainer import training
 from chainer.training import extensions
 from curves import draw
+from plain_output import PlainOutput
 
 
 class MLP(chainer.Chain):
@@ -102,7 +103,8 @@ def main():
             "validation/main/accuracy",
         ]
         trainer.extend(extensions.LogReport())
-        trainer.extend(extensions.PrintReport(["epoch", *columns, "elapsed_time"]))
+        columns = ["epoch", *columns, "elapsed_time"]
+        trainer.extend(extensions.PrintReport(columns, out=PlainOutput()))
     checkpointer = chainermn.create_multi_node_checkpointer("mnist", comm)
     trainer.extend(checkpointer, trigger=(1, "epoch"))
     if args.resume:
@@ -112,7 +114,7 @@ def main():
     if comm.rank == 0:
         chainer.serializers.save_npz(os.path.join(args.out, "model.npz"), model)
         log = trainer.get_extension("LogReport").log
-        draw(log, os.path.join(args.out, "curves.png"))
+        draw(log, os.path.join(args.out, "curves.png"), comm.size)
         if log:  # `--epoch -1` trains nothing
             accuracy = log[-1]["validation/main/accuracy"]
             print(f"validation accuracy {accuracy:.4f}; see {args.out}/curves.png")
