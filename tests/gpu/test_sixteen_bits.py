@@ -28,7 +28,7 @@ def draw(rank: int, seed: int, size: int, exponent: int) -> np.ndarray:
 
 
 def bound(rows: list[np.ndarray], wire: str) -> np.ndarray:
-    """What docs/decisions/float16.md says of the difference from the exact mean."""
+    """What docs/decisions/gpus.md says of the difference from the exact mean."""
     bits, smallest = WIRES[wire]
     unit, n = 2.0 ** -(bits + 1), len(rows)
     each = sum(np.abs(row.astype("f8")) for row in rows) / n

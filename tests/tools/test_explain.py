@@ -72,7 +72,7 @@ def test_a_rule_is_complete_and_comes_first_on_its_real_lines_however_they_were_
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/gpu.md", "docs/decisions/abort.md"]
+    "page", ["README.md", "docs/gpu.md", "docs/decisions/failures.md"]
 )
 def test_a_healthy_log_shows_nothing_and_prose_no_cause(page):
     assert explained(HEALTHY) == []

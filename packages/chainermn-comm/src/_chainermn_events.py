@@ -1,7 +1,7 @@
 """Events that a job sends to `chainermn launch`: lines of JSON in the ranks' standard error.
 
 Nothing else reaches the launcher from any host without a shared folder or an open port.
-An event is a JSON object after a mark and the job's id; docs/decisions/launch.md lists
+An event is a JSON object after a mark and the job's id; docs/decisions/tools.md lists
 the kinds. Only the standard library is imported: a rank imports this before the script,
 and the monitor has no more.
 """

@@ -36,7 +36,7 @@ RANK_PROCESS = "CHAINERMN_RANK_PROCESS"
 # For a rank whose error may only follow from another rank's to be ended silently.
 SECONDARY_ERROR_SECONDS = 1.5
 # Between the report and MPI_Abort: MPICH's launcher drops all text that it has not read
-# by then, and other ranks that fail can print their reports; see docs/decisions/abort.md.
+# by then, and other ranks that fail can print their reports; see docs/decisions/failures.md.
 FORWARDING_SECONDS = 0.5
 # Ranks that fail at the same time write one after the other, as Open MPI's launcher
 # mixes texts longer than 4 kB. There are only TURNS turns, so that the last isn't late.

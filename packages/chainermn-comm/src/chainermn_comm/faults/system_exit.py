@@ -4,7 +4,7 @@ Python calls no hook for this. Wrapping `sys.exit` would miss `raise SystemExit(
 be fooled where the exception is caught. From 3.12 on `sys.monitoring` reports when the
 exception leaves the outermost frame. Python 3.11, which no longer changes, reads the
 attribute `code`, a descriptor of ours, when no frame is left (see
-docs/decisions/abort.md).
+docs/decisions/failures.md).
 """
 
 from __future__ import annotations

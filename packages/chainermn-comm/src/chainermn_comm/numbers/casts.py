@@ -3,7 +3,7 @@
 NumPy converts one number at a time, and numbers below the range of normal float16
 numbers (6e-5), where gradients often are, take many times longer. Here whole blocks
 that stay in a core's cache are converted by integer and float32 operations. See
-docs/decisions/float16.md.
+docs/decisions/sums.md.
 """
 
 from __future__ import annotations

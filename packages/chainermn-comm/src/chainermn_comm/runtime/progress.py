@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # importing it starts MPI
 # A link of 1 Gbit/s brings 250 KB meanwhile, which the sockets' buffers hold.
 POLL_INTERVAL = 2e-3  # seconds
 # Each test of the requests moves what MPI finds, up to some amount; this number keeps a
-# link of 1 Gbit/s busy, see docs/decisions/double_buffering.md.
+# link of 1 Gbit/s busy, see docs/decisions/updates.md.
 TESTS_PER_POLL = 12
 
 _thread = threading.local()

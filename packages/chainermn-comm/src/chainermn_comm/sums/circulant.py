@@ -4,7 +4,7 @@ Reduce-scatter and allgather on a circulant graph: J. L. Träff, "Optimal, Non-p
 Reduce-scatter and Allreduce Algorithms", 2024, arXiv:2410.14234. For any number p of
 ranks each takes ceil(log2(p)) rounds, in which a rank sends and receives p - 1 of p
 blocks in all. Block i is summed on rank i, in an order that follows from p and i. See
-docs/decisions/scaling.md.
+docs/decisions/sums.md.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ NODE_CHUNK_BYTES = 4 << 20
 CHUNK_BYTES = 2 << 20
 AT_ONCE = 4
 # The size where ranks sum on a circulant graph: neither latency nor Python's time
-# counts beside a round. See docs/decisions/scaling.md.
+# counts beside a round. See docs/decisions/sums.md.
 BYTES_PER_ROUND = 512 << 10
 # But no rank's shard is shorter than this: from some hundred ranks on a rank receives
 # more.

@@ -26,7 +26,7 @@ MOST_CHUNKS = 8
 # On a node of at most REDUNDANT_RANKS ranks, each rank sums the whole chunk itself: one
 # barrier less. With more ranks, each sums one shard for all, since n times the bytes
 # would move; but every rank still sums arrays of at most REDUNDANT_BYTES over all ranks.
-# See docs/decisions/shared-memory.md.
+# See docs/decisions/sums.md.
 REDUNDANT_RANKS = 2
 REDUNDANT_BYTES = 512 << 10
 # Groups that have slots for terms at a time. Terms are read at the tick after they were

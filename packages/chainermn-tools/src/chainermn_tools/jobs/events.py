@@ -32,7 +32,7 @@ REPORTS = [
 
 @dataclass(frozen=True)
 class Event:
-    """An event that a rank reported; docs/decisions/launch.md lists kinds and their fields."""
+    """An event that a rank reported; docs/decisions/tools.md lists kinds and their fields."""
 
     rank: int
     kind: str

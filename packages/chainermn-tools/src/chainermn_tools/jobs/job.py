@@ -35,7 +35,7 @@ READ_BYTES = 1 << 16
 # The end of the output, which is searched for what mpiexec reports, and for known errors
 # where no rank has started.
 TAIL_BYTES = 1 << 20
-# Events after which a job does not come to a good end; docs/decisions/launch.md lists
+# Events after which a job does not come to a good end; docs/decisions/tools.md lists
 # all.
 FAILURES = ("failed", "exited", "aborted", "rank_lost", "watchdog_abort")
 # Asks the kernel for a SIGTERM when the parent, whose number follows, is killed, and

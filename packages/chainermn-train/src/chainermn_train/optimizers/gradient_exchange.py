@@ -15,7 +15,7 @@ from .parameter_set import ParameterSet
 
 # Four pieces are under way at a time: a link of 1 Gbit/s stays busy between two looks of
 # a thread that seldom has the interpreter, and the training's small messages wait 4 ms
-# at most behind these pieces. See docs/decisions/double_buffering.md.
+# at most behind these pieces. See docs/decisions/updates.md.
 PIECE_BYTES = 125 << 10
 
 
