@@ -90,11 +90,12 @@ def test_sums_of_a_snapshot_go_to_the_device_of_the_parameter(monkeypatch):
     model = net(0)
     for param in model.params():
         param.grad = np.ones_like(param.array)
-    group, resumed = accumulation.Accumulation(4), accumulation.Accumulation(4)
-    group.num_calls = 1
-    group.add(accumulation.ParameterSet(model), 1)
+    saved = accumulation.Accumulation(4)
+    resumed = accumulation.Accumulation(4)
+    saved.num_calls = 1
+    saved.add(accumulation.ParameterSet(model), 1)
     state = chainer.serializers.DictionarySerializer()
-    group.serialize(state, model, 0, 1)
+    saved.serialize(state, model, 0, 1)
     device = SimpleNamespace(send=lambda array: array.view(ElsewhereArray))
     monkeypatch.setattr(chainer.Parameter, "device", device)
     reader = chainer.serializers.NpzDeserializer(state.target)

@@ -226,7 +226,7 @@ def replacing(model, x):
 
 
 def update_without_a_bucket(comm, model, optimizer):
-    """The first bucket can't be handed in."""
+    """The first bucket can't be given to the reducer."""
     kind = type(comm.make_reducer())
     errors = [PlantedError()]
     add = kind.add_planned

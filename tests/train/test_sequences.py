@@ -55,7 +55,7 @@ def a_hook_fails_in_a_flush(play, rank, steps):
 
 @sequence(scaling="dynamic")
 def a_hook_fails_in_a_step_that_overflows(play, rank, steps):
-    """With double buffering the failing step is along the group before."""
+    """With double buffering the failing step is along the accumulation before."""
     for where in "pre", "post":
         play.update(3 * steps)
         before = steps * (1 + play.config.delay) - 1
@@ -188,7 +188,7 @@ def one_rank_replaces_a_part_while_all_add_one(play, rank, steps):
 @sequence()
 @sequence(scaling="dynamic")
 def another_model_is_set_up(play, rank, steps):
-    """No group nor flight of the one before is left."""
+    """No accumulation nor flight of the one before is left."""
     for left in 0, steps - 1:
         play.update(2 * steps + left)
         play.do("setup", ranks=ALL, seed=20)

@@ -31,7 +31,7 @@ KINDS = {
 }
 
 # For tests whose `comm` needs be no third party's, too: it shares memory, where
-# gradients lie that were handed in and are given up.
+# gradients lie that a reducer was given and that nobody steps along.
 HIERARCHICAL = pytest.mark.parametrize("comm", ["hierarchical"], indirect=True)
 
 

@@ -120,8 +120,8 @@ class Drawn:
         for _ in range(count):
             self._do("update", unused=self._unused, **kwds)
 
-    def _update_within_group(self):
-        """Perhaps begin a group that the next update doesn't end, if it can be."""
+    def _begin_accumulation(self):
+        """Perhaps begin one that the next update doesn't end, if it can be."""
         for _ in range(self._draw.randrange(self._config.steps)):
             if not self._is_local:
                 self._update()
@@ -139,7 +139,7 @@ class Drawn:
             self._update(self._draw.randint(1, 2), overflowing=self._ranks())
 
     def _fail_in_loss(self):
-        self._update_within_group()
+        self._begin_accumulation()
         self._update(fails=dict.fromkeys(self._ranks(), self._draw.choice(IN_LOSS)))
 
     def _fail_in_step(self):
@@ -193,7 +193,7 @@ class Drawn:
 
     def _set_scale(self):
         if self._is_quiet and self._config.scaling == 8.0:
-            self._update_within_group()
+            self._begin_accumulation()
             self._do("set_loss_scale", scale=self._draw.choice(SCALES))
 
     def _disturb(self):
@@ -220,5 +220,5 @@ class Drawn:
             self._do("load", assume=is_quiet and self._happens())
             return
         self._do("load", ranks=self._one())
-        if self._config.steps > 1:  # ranks may be at different updates of a group
+        if self._config.steps > 1:  # ranks may be at different updates of a step
             self._do("synchronize")

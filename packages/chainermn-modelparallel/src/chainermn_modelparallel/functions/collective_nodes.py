@@ -1,4 +1,4 @@
-"""Collective operations as functions of Chainer, each with the operation for its gradients.
+"""Collective operations as functions of Chainer; each names the operation for its gradients.
 
 Operations that move arrays between ranks are linear, so backward is the adjoint
 operation, and so on for higher derivatives. The loss that is differentiated is the sum
@@ -100,15 +100,15 @@ def apply_collective(
     """Apply one of ``OPS`` to variables, and return this rank's results (collective).
 
     An error of ``make_inputs`` is raised here, and makes the other ranks raise. Reports
-    and errors name the call ``operation``, by default ``op``. A rank that gets no
-    result gets an empty delegate variable instead if backward has to run, else an empty
-    tuple.
+    and errors name the call ``operation``, by default ``op``. If backward has to run, a
+    rank that gets no result gets an empty delegate variable instead. Otherwise it gets
+    an empty tuple.
 
     Raises:
         TypeError: ``comm`` is no communicator.
-        PeerError: as for :func:`handshake`.
-        RankMismatchError: as for :func:`handshake`; also if values that must be equal on
-            all ranks differ.
+        PeerError: another rank raised an error before it came here.
+        RankMismatchError: on all ranks, as by :func:`handshake`; also if values that
+            must be equal on all ranks differ.
     """
     comm = check_communicator(comm)
     operation = operation or op
@@ -154,8 +154,8 @@ def array_specs(variables: Variables) -> Signature:
 class CollectiveFunction(OrderedFunctionNode):
     """One call of a collective operation.
 
-    Inputs: those of the operation, control inputs, and an empty leaf if backward will
-    run. Outputs: this rank's results, if any.
+    Its inputs are those of the operation, control inputs, and an empty leaf if backward
+    will run. Its outputs are this rank's results, if any.
     """
 
     comm: CommunicatorBase
@@ -170,7 +170,7 @@ class CollectiveFunction(OrderedFunctionNode):
         results = run(self.comm, inputs[: self.num_inputs], self.root)
         xp = backend.get_array_module(*results)
         outputs = tuple([xp.asarray(y) for y in results])
-        return self.with_control_output(outputs, like=(*outputs, *inputs)[0])
+        return self.with_delegate_output(outputs, like=(*outputs, *inputs)[0])
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: Gradients) -> Gradients:
         operation = f"backward of {self.operation}"

@@ -47,9 +47,9 @@ def bcast(comm: CommunicatorBase, x: Any = None, root: int = 0) -> Variable:
 
     Args:
         comm: the communicator.
-        x: at the root, a variable or an array of any shape and dtype. Elsewhere its
-            value is not used and it may be None; a variable gets a gradient of zeros,
-            and is where a second backward starts.
+        x: at the root, a variable or an array of any shape and dtype. Elsewhere the
+            value is not used, and ``x`` may be None; a variable gets a gradient of
+            zeros, and is where a second backward starts.
         root: the rank whose variable is given, the same on all ranks.
 
     Returns:
@@ -71,11 +71,12 @@ def gather(comm: CommunicatorBase, x: Any, root: int = 0) -> Any:
         root: where to, the same on all ranks.
 
     Returns:
-        At the root a tuple of ``comm.size`` variables in rank order, its own included.
-        Elsewhere None; but if some rank's ``x`` needs a gradient, a delegate variable
-        as that of :func:`send` (float32 of shape ``(0,)``), because that gradient can
-        only come back if backward starts here too: call its ``backward``, or connect it
-        to this rank's loss with :func:`pseudo_connect`.
+        The root gets a tuple of ``comm.size`` variables in rank order, its own
+        included. The other ranks get None. But if some rank's ``x`` needs a gradient,
+        they get a delegate variable like that of :func:`send` (float32 of shape
+        ``(0,)``), because the gradient can only come back if backward starts there,
+        too: call its ``backward``, or connect it to this rank's loss with
+        :func:`pseudo_connect`.
     """
 
     def make_inputs() -> Inputs:
@@ -99,10 +100,10 @@ def scatter(
 
     Args:
         comm: the communicator.
-        xs: at the root, a tuple or list of ``comm.size`` variables or arrays; shapes
-            and dtypes may differ. Or one variable or array with as many rows. Elsewhere
-            the values are not used and it may be None; variables get gradients of
-            zeros, and are where a second backward starts.
+        xs: at the root, a tuple or list of ``comm.size`` variables or arrays, whose
+            shapes and dtypes may differ, or one variable or array with as many rows.
+            Elsewhere the values are not used, and ``xs`` may be None; variables get
+            gradients of zeros, and are where a second backward starts.
         root: the rank whose variables are scattered, the same on all ranks.
 
     Returns:
@@ -118,8 +119,8 @@ def alltoall(comm: CommunicatorBase, xs: Sequence[Any]) -> Variables:
 
     Args:
         comm: the communicator.
-        xs: a tuple or list of ``comm.size`` variables or arrays; shapes and dtypes may
-            differ. Or one variable or array with as many rows.
+        xs: a tuple or list of ``comm.size`` variables or arrays, whose shapes and
+            dtypes may differ, or one variable or array with as many rows.
 
     Returns:
         ``comm.size`` variables, the i-th from rank i.
@@ -183,8 +184,8 @@ def reduce_scatter(comm: CommunicatorBase, xs: Sequence[Any]) -> Variable:
             on all ranks.
 
     Returns:
-        A variable of the shape and dtype of ``xs[comm.rank]``, summed in rank order but
-        by NCCL.
+        A variable of the shape and dtype of ``xs[comm.rank]``. Only NCCL doesn't sum in
+        rank order.
     """
 
     def make_inputs() -> Inputs:

@@ -84,7 +84,7 @@ class SendFunction(EdgeFunction):
     def forward(self, inputs: Arrays) -> Arrays:
         send_message(self._header, inputs, self._edge, self._reported_as)
         # The graph is built while the other rank works on the message.
-        return self.with_control_output((), like=inputs[0])
+        return self.with_delegate_output((), like=inputs[0])
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: Gradients) -> Gradients:
         self.backward_expected = False
@@ -96,7 +96,7 @@ class SendFunction(EdgeFunction):
             # again.
             delegate = None
             if message.header.needed:
-                delegate = self.control_output()
+                delegate = self.delegate_output()
             received, _ = make_outputs(message, self._gradient_edge, delegate)
             gradients = dict(zip(needed, received, strict=True))
         for index in indexes:
@@ -178,7 +178,7 @@ class RecvFunction(EdgeFunction):
     def forward(self, inputs: Arrays) -> Arrays:
         arrays = self._arrays
         self._arrays = ()  # this function must not keep their memory
-        return self.with_control_output(arrays, like=arrays[0])
+        return self.with_delegate_output(arrays, like=arrays[0])
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: Gradients) -> Gradients:
         self.backward_expected = False

@@ -32,7 +32,7 @@ class OrderedFunctionNode(chainer.FunctionNode):
     calls that met in forward meet in backward, too, however deep the rest of each
     rank's graph is.
 
-    The last output of each function is the empty one that :meth:`with_control_output`
+    The last output of each function is the empty one that :meth:`with_delegate_output`
     adds.
     """
 
@@ -48,7 +48,7 @@ class OrderedFunctionNode(chainer.FunctionNode):
                 output.creator_node = self  # the output gets its depth from the node
         return outputs
 
-    def with_control_output(self, arrays: Arrays, like: Any) -> Arrays:
+    def with_delegate_output(self, arrays: Arrays, like: Any) -> Arrays:
         """Return the outputs of `forward`, and one without data on the device of ``like``."""
         self.xp = backend.get_array_module(like)
         self._specs = [(array.shape, array.dtype) for array in arrays]
@@ -56,7 +56,7 @@ class OrderedFunctionNode(chainer.FunctionNode):
         empty = empty_on_device_of(like)
         return *arrays, empty
 
-    def control_output(self) -> Variable:
+    def delegate_output(self) -> Variable:
         """Return the output without data, on which to make gradients depend.
 
         Through this output a second backward comes back here, even if the gradients
@@ -84,7 +84,7 @@ class OrderedFunctionNode(chainer.FunctionNode):
         """Return a variable on which to make gradients depend, if they can be differentiated."""
         if not chainer.config.enable_backprop:
             return ()
-        return keep_control_dependencies(grad_outputs[-1:], (self.control_output(),))
+        return keep_control_dependencies(grad_outputs[-1:], (self.delegate_output(),))
 
 
 def requires_grad_mask(variables: Variables) -> bytes:

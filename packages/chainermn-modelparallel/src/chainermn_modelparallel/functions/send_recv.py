@@ -20,10 +20,10 @@ from .ordered_function import SCOPE, requires_grad_mask
 def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> Variable:
     """Send variables to another rank, which calls :func:`recv`.
 
-    Not collective: the two ranks take part. ``backward`` of the result waits for the
-    gradients from the other rank and continues with them; so the other rank has to run
-    backward too. No gradients are waited for, nor sent there, for variables that need
-    none here: arrays, integers, ``requires_grad=False``, and all of them under
+    The call is not collective: only the two ranks take part. ``backward`` of the result
+    waits for the gradients from the other rank and continues with them; so the other
+    rank has to run backward, too. The other rank sends no gradients for variables that
+    need none here: arrays, integers, ``requires_grad=False``, and all variables under
     ``chainer.no_backprop_mode()``. One ``backward`` comes to what was sent, received
     and communicated collectively in the reverse of the order in which that was done.
     Call several of them in the reverse order of the sends, on both ranks. Gradients
@@ -40,10 +40,10 @@ def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> Var
         tag: distinguishes messages between the same two ranks; from 0 on.
 
     Returns:
-        A delegate variable: it holds no data (float32 of shape ``(0,)``), only the way
-        back. Keep it: make it the ``delegate_variable`` of the next :func:`recv` or of
-        :func:`pseudo_connect`, or call its ``backward``. If it is dropped before, and
-        gradients would have come, there is a ``RuntimeWarning``.
+        A delegate variable, which holds no data (float32 of shape ``(0,)``), but only
+        the way back. Keep it: make it the ``delegate_variable`` of the next :func:`recv`
+        or of :func:`pseudo_connect`, or call its ``backward``. If the variable is
+        dropped before, and gradients would have come, there is a ``RuntimeWarning``.
 
     Raises:
         TypeError: an argument is of the wrong type, arrays of CPU and GPU are mixed, or
@@ -90,10 +90,10 @@ def recv(
 ) -> Any:
     """Receive the variables that another rank sends with :func:`send`.
 
-    Not collective: the two ranks take part. ``backward`` of the result sends the
-    gradients to the other rank, if that rank has use for them; then it continues to
-    ``delegate_variable``. Received variables without a gradient of their own count as
-    having one of zeros there. Call several ``backward`` in the reverse order of the
+    The call is not collective: only the two ranks take part. ``backward`` of the result
+    sends the gradients to the other rank, if that rank has use for them; then backward
+    continues to ``delegate_variable``. A received variable without a gradient counts as
+    having a gradient of zeros there. Call several ``backward`` in the reverse order of the
     sends, as for :func:`send`. The gradient itself can be differentiated
     (``enable_double_backprop=True`` on both ranks); the gradient of
     ``delegate_variable`` is then where this rank's second backward starts. Without one,
@@ -109,12 +109,12 @@ def recv(
         force_tuple: return a tuple even if it holds one variable.
 
     Returns:
-        A variable, or a tuple of them if several were sent; fresh arrays with the
-        shapes and dtypes of those sent. Variables that need no gradient at the sender
-        need none here either, unless there is a ``delegate_variable`` to be reached
-        through them. In ``chainer.no_backprop_mode()`` none does; if the sender is not
-        in it, ``backward`` of what its ``send`` returned raises RankMismatchError
-        there.
+        A variable, or a tuple of variables if several were sent. Their arrays are new,
+        with the shapes and dtypes that were sent. Variables that need no gradient at
+        the sender need none here either, unless there is a ``delegate_variable`` to be
+        reached through them. In ``chainer.no_backprop_mode()`` no variable needs one;
+        if the sender is not in this mode, ``backward`` of the result of its ``send``
+        raises RankMismatchError there.
 
     Raises:
         TypeError: an argument is of the wrong type, or the other rank sent something

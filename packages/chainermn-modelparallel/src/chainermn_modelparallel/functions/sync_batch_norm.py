@@ -94,7 +94,7 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         self._inv_std = 1 / xp.sqrt(self.var + dtype.type(self.eps))
         centred *= self._inv_std * gamma.reshape(self._shape)
         centred += beta.reshape(self._shape)
-        return self.with_control_output((centred.astype(x.dtype, copy=False),), like=x)
+        return self.with_delegate_output((centred.astype(x.dtype, copy=False),), like=x)
 
     def _combine_statistics(
         self, count: int, channels: tuple[int, ...], local: np.ndarray

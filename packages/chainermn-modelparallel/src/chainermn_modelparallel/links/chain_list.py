@@ -195,7 +195,7 @@ class _Messages:
         variables, node = recv_variables(self._comm, rank, self.delegate)
         if node is not None:
             node.not_twice_differentiable |= not self._sent_first
-            self.delegate = node.control_output()
+            self.delegate = node.delegate_output()
         if len(variables) == 1:
             return variables[0]
         return variables

@@ -108,7 +108,7 @@ class MultiNodeNStepRNN(ShardedLink, chainer.Chain):
             received, node = recv_variables(self.communicator, self.rank_in)
             states = list(received)
             if node is not None:
-                delegate = node.control_output()
+                delegate = node.delegate_output()
             if len(states) != cells:
                 raise ValueError(
                     f"rank {here}: {type(self.actual_rnn).__name__} has {cells} state(s), and "

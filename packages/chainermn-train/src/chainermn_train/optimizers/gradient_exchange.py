@@ -13,10 +13,10 @@ from .agreement import OPERATION
 from .gradient_set import GradientSet, multiply_gradients, set_scale
 from .parameter_set import ParameterSet
 
-# Four pieces are under way at a time: a link of 1 Gbit/s stays busy between two looks of
+# Four chunks are under way at a time: a link of 1 Gbit/s stays busy between two looks of
 # a thread that seldom has the interpreter, and the training's small messages wait 4 ms
-# at most behind these pieces. See docs/decisions/updates.md.
-PIECE_BYTES = 125 << 10
+# at most behind these chunks. See docs/decisions/updates.md.
+CHUNK_BYTES = 125 << 10
 
 
 class GradientExchange:
@@ -148,13 +148,13 @@ class GradientExchange:
 
 
 def make_channel(communicator: CommunicatorBase, device: Any) -> CommunicatorBase:
-    """Return a communicator of the same ranks, for gradients in pieces (collective).
+    """Return a communicator of the same ranks, for gradients in chunks (collective).
 
     A thread exchanges gradients on this channel, beside the training. Gradients on a
-    GPU, the ``device``, travel in the pieces that GPUs want.
+    GPU, the ``device``, travel in chunks of the size that GPUs want.
     """
     channel = communicator.split(0, communicator.rank)
     settings = channel.get_config()  # a class of the user's own may have none
-    if device is None and settings.get("chunk_bytes", PIECE_BYTES) is None:
-        channel.set_config("chunk_bytes", PIECE_BYTES)
+    if device is None and settings.get("chunk_bytes", CHUNK_BYTES) is None:
+        channel.set_config("chunk_bytes", CHUNK_BYTES)
     return channel
