@@ -213,9 +213,9 @@ bench: $(TESTS)
 bench-verbs: $(TESTS)
 	$(BIN)/python benchmarks/verbs.py
 
-# Two ranks: send and recv beside raw MPI, multi-node batch normalization beside Chainer's own.
+# Two ranks: send and recv beside raw MPI.
 bench-modelparallel: $(TESTS)
-	$(BIN)/python benchmarks/modelparallel.py
+	$(BIN)/python benchmarks/verbs.py --functions
 
 # Four ranks, a data set of 400 MB: time and memory, beside one copy and bundled ChainerMN.
 bench-scatter: $(TESTS)
@@ -226,9 +226,9 @@ bench-hosts: $(TESTS)
 	$(BIN)/python benchmarks/hosts.py
 	$(BIN)/python benchmarks/step.py --hosts
 
-# Costs measured over two to eight hosts of this machine, as root, and simulated to 1,024.
+# Means measured over two to eight hosts of this machine, as root, and simulated to 1,024.
 bench-scaling: $(TESTS)
-	$(BIN)/python benchmarks/scaling_hosts.py
+	$(BIN)/python benchmarks/hosts.py --many
 	$(BIN)/python benchmarks/scaling.py
 
 # Debian packages with which tests/cluster makes hosts of namespaces, tests/slurm a Slurm of them,

@@ -3,97 +3,103 @@
     python benchmarks/allreduce.py              starts two ranks by itself, and then four
     mpiexec -n 3 python benchmarks/allreduce.py
 
-The gradients are those of some models and, for time against bytes, single arrays.
-
-All cases take turns, round after round, since a shared machine changes within seconds:
-a figure is to be compared with its neighbours of the same run, and ratios are taken
-round by round before their median.
+The gradients are those of some models, and single arrays. All cases take turns, round
+after round, since a shared machine changes within seconds: a figure is to be compared
+with its neighbours of the same run, and ratios are taken round by round before their
+median. Exits 1 where a result is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
+from functools import partial
+from typing import Any
 
-import jobs
-from jobs import RESULT
+import peers
+import runner
+from mpi4py import MPI
+from peers import BUNDLED, DIGITS, GLOO, HANDOFF, HANDSHAKE, MODELS, RESNET, TINY
+from report import Limit, Ratio, are_right, environment, headline, save, show
+from runner import Case, measure
+
+from chainermn_comm import create_communicator
+from chainermn_comm.config import NAMES
+
+IDLE = "dummy"  # does all that the others do before gradients move
+MEASURED = [name for name in NAMES if name not in ("pure_nccl", IDLE)]
+MEASURED.append(peers.REPRODUCIBLE)
+COLUMNS = (Ratio("x handoff", HANDOFF), Ratio("x bundled", BUNDLED))
+# How fast communicators must be on a model, by the number of ranks on one machine.
+IN_A_NODE = ("hierarchical", "single_node")  # both move gradients by the same means
+LIMITS: dict[tuple[str, int], list[Limit]] = {
+    (RESNET, 2): [
+        *(Limit(name, HANDOFF, 1.25) for name in IN_A_NODE),
+        *(Limit(name, BUNDLED, 1.4, faster=True) for name in IN_A_NODE),
+        *(Limit(name, GLOO, 4.5, faster=True) for name in IN_A_NODE),
+        Limit(HANDSHAKE, "hierarchical", 0.03),
+    ],
+    (RESNET, 4): [Limit(name, BUNDLED, 1.3, faster=True) for name in IN_A_NODE],
+    (DIGITS, 2): [
+        *(Limit(name, BUNDLED, 1.3, faster=True) for name in IN_A_NODE),
+        Limit(HANDSHAKE, "hierarchical", 0.1),
+    ],
+    (TINY, 2): [Limit(name, BUNDLED, 3, faster=True) for name in IN_A_NODE],
+}
+NAIVE = Limit("naive", BUNDLED, 1)  # of every model, on two ranks
 
 
 def arguments() -> argparse.Namespace:
-    parser = jobs.parser(__doc__)
+    parser = runner.parser(__doc__, rounds=30, ranks=(2, 4))
     parser.add_argument(
-        "--ranks",
-        type=int,
+        "--models",
         nargs="+",
-        default=[2, 4],
-        metavar="N",
-        help="ranks to start, one number after the other (2 4); all but the first take the mean "
-        "of models only, and their files have the number in their names",
+        choices=MODELS,
+        default=[*MODELS],
+        metavar="NAME",
+        help=f"of {', '.join(map(repr, MODELS))} (all)",
     )
-    parser.add_argument("--only", choices=("models", "sizes"), help="default: both")
-    parser.add_argument(
-        "--repeat", type=int, default=None, help="rounds for each model (30)"
-    )
-    parser.add_argument(
-        "--communicator", nargs="+", metavar="NAME", help="default: all"
-    )
-    parser.add_argument("--quick", action="store_true", help="small models, 3 rounds")
-    parser.add_argument(
-        "--realtime",
-        action="store_true",
-        help="keep other work off the ranks' cores during each call; needs root, and is left "
-        "out where there are more ranks than cores",
-    )
-    parser.add_argument(
-        "--json", type=Path, default=RESULT / "allreduce.json", metavar="FILE"
-    )
-    parser.add_argument(
-        "--plot",
-        type=Path,
-        default=RESULT / "allreduce.png",
-        metavar="FILE",
-        help="of the models; time against bytes goes to one of that name with -sizes",
-    )
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        default=400,
-        help="seconds for each number of ranks (400)",
-    )
-    args = parser.parse_args()
-    args.repeat = args.repeat or (3 if args.quick else 30)
-    return args
+    return parser.parse_args()
 
 
-def launch(args: argparse.Namespace) -> int:
-    """Run this script on each number of ranks; return mpiexec's first bad exit status."""
-    status = jobs.start(args.ranks[0], [], args.timeout)
-    for ranks in args.ranks[1:] if args.only != "sizes" else []:
-        files = [
-            word
-            for option in ("json", "plot")
-            for word in (f"--{option}", str(beside(getattr(args, option), ranks)))
-        ]
-        status = jobs.start(ranks, ["--only", "models", *files], args.timeout) or status
-    return status
-
-
-def beside(file: Path, addition: object) -> Path:
-    """A file of nearly the same name, such as result/allreduce-4.json."""
-    return file.with_stem(f"{file.stem}-{addition}")
-
-
-def run(args: argparse.Namespace) -> bool:
-    import ranks
-
-    return ranks.run(args)
-
-
-def main() -> int:
-    args = arguments()
-    return jobs.run_as_rank(args, run) if jobs.is_rank() else launch(args)
+def run(args: argparse.Namespace, comm: MPI.Intracomm) -> bool:
+    """Measure what is wanted (collective); return whether all results were right."""
+    found: dict[str, Any] = environment(comm, args.rounds)
+    if comm.rank == 0:
+        headline(found)
+    communicators = {
+        BUNDLED: peers.bundled(comm),
+        IDLE: create_communicator(IDLE, comm),
+    }
+    for name in MEASURED:
+        communicators[name] = peers.ours(name, comm)
+    handoff = peers.Handoff(comm)
+    found["models"] = {}
+    for model in args.models:
+        gradients = peers.Gradients(MODELS[model], comm)
+        cases = [*peers.copies(gradients), handoff.case(gradients)]
+        cases += [peers.raw_mpi(gradients), *peers.gloo(gradients)]
+        cases.append(peers.mean(BUNDLED, communicators[BUNDLED], gradients, "bundled"))
+        for name in MEASURED:
+            cases.append(peers.mean(name, communicators[name], gradients))
+        idle = partial(communicators[IDLE].allreduce_grad, gradients.model)
+        cases.append(Case(IDLE, idle, gradients.restore))
+        cases.append(peers.handshake_alone(gradients))
+        rows = measure(comm, cases, args.rounds)
+        found["models"][model] = rows
+        if comm.rank == 0:
+            limits = LIMITS.get((model, comm.size), [])
+            if comm.size == 2:
+                limits = [NAIVE, *limits]
+            megabytes = gradients.source.nbytes / 1e6
+            show(f"{model}, {megabytes:.3g} MB", rows, COLUMNS, limits)
+    if comm.rank == 0:
+        save(found, args.json)
+    handoff.close()
+    for communicator in communicators.values():
+        communicator.finalize()
+    return all(map(are_right, found["models"].values()))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(runner.main(arguments(), run))

@@ -13,98 +13,320 @@ ranks end with different weights.
 from __future__ import annotations
 
 import argparse
-import json
+import importlib.util
+import os
 import sys
+import tempfile
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import jobs
-import step_names
-from jobs import RESULT
+import chainer
+import chainer.functions as F
+import chainer.links as L
+import numpy as np
+import peers
+import runner
+from mpi4py import MPI
+from peers import BUNDLED
+from report import Ratio, are_right, draw, environment, headline, save, show
+from runner import RESULT, Case, Row, measure, nothing
 
-RANKS_OF_HOSTS = {"alpha": 1, "beta": 1}
+from chainermn_comm import create_communicator
+from chainermn_train import create_multi_node_optimizer
+
+ALONE = "no exchange"
+BARRIER = "barrier"
+RAW = "raw packing"
+DUMMY = "dummy"
+SYNCHRONOUS = "synchronous"
+TRACE_VARIABLE = "CHAINERMN_TRACE"
+TRACED = "traced"  # synchronous, with that variable
+DDP = "DDP over gloo"
+# Ours: the arguments of `create_multi_node_optimizer`.
+OURS: dict[str, dict[str, Any]] = {
+    DUMMY: {"overlap": False},
+    SYNCHRONOUS: {"overlap": False},
+    TRACED: {"overlap": False},
+    "drift ignored": {"overlap": False, "on_drift": "ignore"},
+    "double buffering": {"overlap": False, "double_buffering": True},
+    "overlapped": {"overlap": True},
+}
+WAYS = [ALONE, BARRIER, RAW, BUNDLED, *OURS, DDP]
+# They show what one machine's memory and Python take, which is little beside a link.
+ONE_MACHINE_WAYS = (RAW, BUNDLED, DUMMY, TRACED)
+# Each rank steps along its own gradients.
+OWN_WEIGHTS = (ALONE, BARRIER, RAW, DUMMY)
+
+EFFICIENCY = Ratio("efficiency", ALONE, inverse=True)
+COLUMNS = (
+    EFFICIENCY,
+    Ratio("/ floor", RAW, inverse=True),
+    Ratio("/ bundled", BUNDLED, inverse=True),
+    Ratio("ms / sync.", SYNCHRONOUS),
+    Ratio("ms / DDP", DDP),
+)
+# Each turn lasts about so long, so that a clock and a barrier count little.
+TURN_MS = 30.0
+LEAST_STEPS = 4
+WARM_UP_STEPS = 10
+# A round is disturbed if its steps without exchange took so many times their median.
+DISTURBED = 1.1
+
+
+class Model(NamedTuple):
+    """A perceptron, and what one rank computes of it in a step."""
+
+    widths: tuple[int, ...]  # of its input, its layers and its output
+    batch: int  # examples a rank
+
+    def make(self) -> Any:
+        """Return a classifier with the same weights on all ranks."""
+        state = np.random.RandomState(0)
+        layers: list[Any] = []
+        for n_in, n_out in pairwise(self.widths):
+            weights = state.normal(0, n_in**-0.5, (n_out, n_in)).astype("f4")
+            layers += [L.Linear(n_in, n_out, initialW=weights), F.relu]
+        return L.Classifier(chainer.Sequential(*layers[:-1]))
+
+    def examples(self, rank: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return a rank's batch and its labels."""
+        state = np.random.RandomState(rank)
+        x = state.uniform(0, 1, (self.batch, self.widths[0])).astype("f4")
+        return x, state.randint(0, self.widths[-1], self.batch).astype("i4")
+
+
+ONE_MACHINE_MODELS = {
+    "digits": Model((64, 100, 100, 10), 100),
+    "u = 200": Model((784, 200, 200, 10), 100),
+    "u = 1000": Model((784, 1000, 1000, 10), 100),
+    "25 million": Model((784, 4600, 4600, 10), 100),
+}
+EIGHT_LAYERS = (784, *[1000] * 7, 10)
+# 7.2 MB take a link of 1 Gbit/s 60 ms. With 1600 examples computing takes three times
+# that.
+HOSTS_MODELS = {
+    "3 layers, batch 1600": Model((784, 1000, 1000, 10), 1600),
+    "3 layers, batch 400": Model((784, 1000, 1000, 10), 400),
+    "8 layers, batch 400": Model(EIGHT_LAYERS, 400),
+    "8 layers, batch 1600": Model(EIGHT_LAYERS, 1600),
+}
+MODELS = ONE_MACHINE_MODELS | HOSTS_MODELS
 
 
 def arguments() -> argparse.Namespace:
-    parser = jobs.parser(__doc__)
-    parser.add_argument(
-        "--hosts", action="store_true", help="two hosts, made of namespaces"
-    )
-    parser.add_argument(
-        "--rate", default="1gbit", help="what each host may send (1gbit)"
-    )
-    parser.add_argument("--ranks", type=int, default=2, help="on this machine (2)")
-    parser.add_argument(
-        "--models", nargs="+", metavar="NAME", help="of step_names.py (all)"
-    )
-    parser.add_argument(
-        "--ways", nargs="+", metavar="NAME", help="of step_names.py (all)"
-    )
-    parser.add_argument(
-        "--rounds", type=int, help="that are timed (60, with --hosts 12)"
-    )
-    parser.add_argument(
-        "--json", type=Path, default=RESULT / "step.json", metavar="FILE"
-    )
-    parser.add_argument(
-        "--plot", type=Path, default=RESULT / "step.png", metavar="FILE"
-    )
-    parser.add_argument(
-        "--timeout", type=float, default=900, help="seconds for the whole run"
-    )
+    parser = runner.parser(__doc__, rounds=60, json=RESULT / "step.json")
+    add = parser.add_argument
+    add("--hosts", action="store_true", help="two hosts, made of namespaces")
+    add("--rate", default="1gbit", help="what each host may send (1gbit)")
+    add("--plot", type=Path, default=RESULT / "step.png", metavar="FILE")
+    add("--models", nargs="+", choices=MODELS, metavar="NAME", help=", ".join(MODELS))
+    add("--ways", nargs="+", choices=WAYS, metavar="NAME", help=", ".join(WAYS))
     args = parser.parse_args()
-    if args.rounds is None:
-        args.rounds = 12 if args.hosts else 60
-    if min(args.rounds, args.ranks) < 1:
-        parser.error("--rounds and --ranks must be 1 or more")
-    place = "over hosts" if args.hosts else "on one machine"
-    known = {
-        "model": list(step_names.models_of(args.hosts)),
-        "way": step_names.ways_of(args.hosts),
-    }
-    for kind, names in known.items():
-        for name in getattr(args, f"{kind}s") or []:
-            if name not in names:
-                parser.error(
-                    f"no {kind} that is timed {place} is called {name!r}; take of: "
-                    + ", ".join(map(repr, names))
-                )
+    if args.models is None:
+        args.models = [*ONE_MACHINE_MODELS]
+        if args.hosts:
+            args.models = [*HOSTS_MODELS]
+    if args.ways is None:
+        args.ways = WAYS
+    if args.hosts:
+        args.ways = [way for way in args.ways if way not in ONE_MACHINE_WAYS]
     return args
 
 
-def run(args: argparse.Namespace) -> bool:
-    """Measure and report, as a rank (collective); return whether all results were right."""
-    import step_report
-    import step_ways
-    from mpi4py import MPI
-    from step_models import Perceptron
-
-    comm = MPI.COMM_WORLD.Dup()
-    models = step_names.models_of(args.hosts)
-    results: list[dict[str, Any]] = []
-    for name in args.models or models:
-        perceptron = Perceptron(*models[name])
-        results.append(step_ways.measure(comm, name, perceptron, args, args.rounds))
-        if comm.rank == 0:
-            step_report.show(results[-1])
-    right = all(row["right"] for result in results for row in result["ways"])
+def run(args: argparse.Namespace, comm: MPI.Intracomm) -> bool:
+    """Measure and report (collective); return whether all results were right."""
+    found = environment(comm, args.rounds)
     if comm.rank == 0:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        document = {"ranks": comm.size, "hosts": args.hosts, "models": results}
-        args.json.write_text(json.dumps(document, indent=1) + "\n")
-        step_report.draw(document, args.plot)
-        print(args.json, args.plot, sep="\n", flush=True)
-    return right
+        headline(found)
+    found["models"] = {}
+    for name in args.models:
+        rows, disturbed = measure_model(comm, MODELS[name], args)
+        found["models"][name] = rows
+        if comm.rank == 0:
+            widths = "-".join(map(str, MODELS[name].widths))
+            size = f"{widths}, batch {MODELS[name].batch}"
+            show(f"{name}: {size}; {disturbed} rounds disturbed", rows, COLUMNS)
+    if comm.rank == 0:
+        save(found, args.json)
+        where = "one machine"
+        if args.hosts:
+            where = "two hosts"
+        title = f"Training steps of {comm.size} ranks on {where}"
+        draw(title, found["models"], EFFICIENCY, args.plot)
+    return all(map(are_right, found["models"].values()))
+
+
+def measure_model(
+    comm: MPI.Intracomm, model: Model, args: argparse.Namespace
+) -> tuple[list[Row], int]:
+    """Time the steps of all ways; return rows and the number of disturbed rounds."""
+    ways = Ways(comm, model)
+    cases = ways.cases(args.ways)
+    for case in cases:
+        for _ in range(WARM_UP_STEPS):
+            case.call()
+        case.finish()
+    (alone,) = measure(comm, cases[:1], 3, warm_up=0, in_a_row=1)
+    steps = max(LEAST_STEPS, round(TURN_MS / alone["median_ms"]))
+    rows = measure(comm, cases, args.rounds, warm_up=0, in_a_row=1, calls=steps)
+    ways.close()
+    ms = np.array(rows[0]["ms"])
+    kept = ms < DISTURBED * np.median(ms)
+    for row in rows:
+        row["ms"] = np.array(row["ms"])[kept].tolist()
+        row["median_ms"] = float(np.median(row["ms"]))
+    return rows, int(args.rounds - kept.sum())
+
+
+class Ways:
+    """The ways to exchange gradients, each with a copy of a model."""
+
+    def __init__(self, comm: MPI.Intracomm, model: Model) -> None:
+        self._comm = comm
+        self._model = model
+        self._batch = model.examples(comm.rank)
+        self._closing: list[Callable[[], object]] = []
+
+    def cases(self, names: list[str]) -> list[Case]:
+        """Make those of some names (collective); that without exchange is the first."""
+        made = [self._optimized(ALONE, lambda optimizer: optimizer)]
+        for name in names:
+            if name == BARRIER:
+                made.append(self._between(BARRIER, lambda params: self._comm.Barrier))
+            elif name == RAW:
+                made.append(self._between(RAW, self._packing))
+            elif name == BUNDLED:
+                made.append(self._bundled())
+            elif name in OURS:
+                made.append(self._ours(name))
+            elif name == DDP and importlib.util.find_spec("torch") is not None:
+                made.append(self._ddp())
+        return made
+
+    def close(self) -> None:
+        """Release what the ways use (collective)."""
+        for close in self._closing:
+            close()
+
+    def _packing(self, params: list[Any]) -> Callable[[], None]:
+        handoff = peers.Handoff(self._comm)
+        self._closing.append(handoff.close)
+        return lambda: handoff.swap(peers.cut([param.grad for param in params]))
+
+    def _case(
+        self,
+        name: str,
+        step: Callable[[], object],
+        weights: Callable[[], list[np.ndarray]],
+        finish: Callable[[], object] = nothing,
+    ) -> Case:
+        """Return a case that is right if all ranks have the same weights afterwards."""
+
+        def is_right() -> bool:
+            mine = weights()
+            bits = self._comm.allgather([each.tobytes() for each in mine])
+            is_finite = all(np.isfinite(each).all() for each in mine)
+            return is_finite and bits.count(bits[0]) == len(bits)
+
+        if name in OWN_WEIGHTS:
+            is_right = runner.always
+        # A step before its turn is not timed: afterwards what travels beside a step is
+        # its own. What is under way at the end must not fall into another's turn.
+        return Case(name, step, step, is_right, finish)
+
+    def _optimized(self, name: str, wrap: Callable[[Any], Any]) -> Case:
+        """Return the steps of an optimizer."""
+        model = self._model.make()
+        optimizer = wrap(chainer.optimizers.SGD(0.01)).setup(model)
+        self._closing.append(getattr(optimizer, "finalize", nothing))
+        return self._case(
+            name,
+            lambda: optimizer.update(model, *self._batch),
+            lambda: weights_of(model),
+            getattr(optimizer, "flush", nothing),
+        )
+
+    def _between(
+        self, name: str, make: Callable[[list[Any]], Callable[[], object]]
+    ) -> Case:
+        """Return steps that call something between backward and the update."""
+        model = self._model.make()
+        optimizer = chainer.optimizers.SGD(0.01).setup(model)
+        exchange = make([param for _, param in sorted(model.namedparams())])
+
+        def step() -> None:
+            loss = model(*self._batch)
+            model.cleargrads()
+            loss.backward()
+            exchange()
+            optimizer.update()
+
+        return self._case(name, step, lambda: weights_of(model))
+
+    def _ours(self, name: str) -> Case:
+        kind = "hierarchical"
+        if name == DUMMY:
+            kind = DUMMY
+        folder = tempfile.TemporaryDirectory()
+        if name == TRACED:
+            os.environ[TRACE_VARIABLE] = folder.name
+        communicator = create_communicator(kind, self._comm)
+        os.environ.pop(TRACE_VARIABLE, None)
+
+        def wrap(optimizer: Any) -> Any:
+            return create_multi_node_optimizer(optimizer, communicator, **OURS[name])
+
+        case = self._optimized(name, wrap)
+        self._closing += [communicator.finalize, folder.cleanup]
+        return case
+
+    def _bundled(self) -> Case:
+        communicator = peers.bundled(self._comm)
+        import chainermn
+
+        def wrap(optimizer: Any) -> Any:
+            return chainermn.create_multi_node_optimizer(optimizer, communicator)
+
+        return self._optimized(BUNDLED, wrap)
+
+    def _ddp(self) -> Case:
+        import torch  # type: ignore[import-not-found,unused-ignore]
+        from torch.nn.parallel import DistributedDataParallel
+
+        peers.start_gloo(self._comm)
+        layers: list[Any] = []
+        for n_in, n_out in pairwise(self._model.widths):
+            layers += [torch.nn.Linear(n_in, n_out), torch.nn.ReLU()]
+        model = DistributedDataParallel(torch.nn.Sequential(*layers[:-1]))
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        x = torch.from_numpy(self._batch[0])
+        t = torch.from_numpy(self._batch[1]).long()
+
+        def step() -> None:
+            loss = torch.nn.functional.cross_entropy(model(x), t)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+        def weights() -> list[np.ndarray]:
+            return [each.detach().numpy() for each in model.parameters()]
+
+        return self._case(DDP, step, weights)
+
+
+def weights_of(model: Any) -> list[np.ndarray]:
+    """Return a Chainer model's weights."""
+    return [param.array for _, param in sorted(model.namedparams())]
 
 
 def main() -> int:
     args = arguments()
-    if not args.hosts:
-        return jobs.start_and_run(args, args.ranks, run)
-    variables = {"OMP_NUM_THREADS": "1", "TERM": "dumb", "COLUMNS": "120"}
-    return jobs.start_on_hosts_and_run(
-        args, RANKS_OF_HOSTS, run, ["json", "plot"], variables
-    )
+    if args.hosts:
+        jobs = [{"alpha": 1, "beta": 1}]
+        return runner.main_on_hosts(args, run, jobs, ["json", "plot"])
+    return runner.main(args, run)
 
 
 if __name__ == "__main__":

@@ -4,51 +4,42 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
 from chainermn_comm.sums import circulant, pairwise
 
 
-@dataclass
-class Messages:
-    """Messages of one rank, and bytes."""
+class Counting:
+    """A communicator that counts messages and bytes."""
 
-    messages: int = 0
-    sent: int = 0
-    received: int = 0
-
-
-class _Counting:
-    """A communicator that counts."""
-
-    def __init__(self, comm: Any, counts: Messages) -> None:
-        self.rank, self.size = comm.rank, comm.size
-        self._comm, self._counts = comm, counts
+    def __init__(self, comm: Any, counts: dict[str, int]) -> None:
+        self.rank = comm.rank
+        self.size = comm.size
+        self._comm = comm
+        self._counts = counts
 
     def Isend(self, buffer: Any, dest: int, tag: int) -> Any:
-        self._counts.messages += 1
-        self._counts.sent += buffer[0].nbytes
+        self._counts["messages"] += 1
+        self._counts["sent"] += buffer[0].nbytes
         return self._comm.Isend(buffer, dest, tag)
 
     def Irecv(self, buffer: Any, source: int, tag: int) -> Any:
-        self._counts.received += buffer[0].nbytes
+        self._counts["received"] += buffer[0].nbytes
         return self._comm.Irecv(buffer, source, tag)
 
 
 @contextlib.contextmanager
-def counted_messages() -> Iterator[Messages]:
+def counted_messages() -> Iterator[dict[str, int]]:
     """Meanwhile, what this rank exchanges for sums over ranks."""
-    counts = Messages()
+    counts = {"messages": 0, "sent": 0, "received": 0}
+    with contextlib.ExitStack() as stack:
+        for module in (circulant, pairwise):
+            start = module.start_exchange
 
-    def counting(module: Any) -> Any:
-        start = module.start_exchange
+            def start_exchange(comm: Any, *rest: Any, start: Any = start) -> Any:
+                return start(Counting(comm, counts), *rest)
 
-        def start_exchange(comm: Any, *rest: Any) -> Any:
-            return start(_Counting(comm, counts), *rest)
-
-        return mock.patch.object(module, "start_exchange", start_exchange)
-
-    with counting(circulant), counting(pairwise):
+            patch = mock.patch.object(module, "start_exchange", start_exchange)
+            stack.enter_context(patch)
         yield counts

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
-
 import numpy as np
 import pytest
 
+from tests.comm.counted_bytes import Counts, counted
 from tests.support.worlds.models import with_grads
 
 pytestmark = pytest.mark.world
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 MANY_RANKS = (2, 3, 4, 5, 6, 8)
 # The first takes the algorithm of all of them.
 OTHERS = ("two_dimensional", "single_node", "non_cuda_aware")
@@ -31,26 +25,18 @@ TINY = {f"p{i:03}": 100 for i in range(700)}
 LARGE = {f"p{i}": (1 << 18) + i for i in range(6)}
 
 
-@pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The benchmark's module of that name."""
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    yield importlib.import_module("counted")
-    sys.modules.pop("counted")
-
-
-def counts_of_calls(counted, comm, name, sizes, wire=None, calls=1):
+def counts_of_calls(comm, name, sizes, wire=None, calls=1):
     """What this rank moves in each of some calls, after the first, which tries the memory out."""
     first = {key: np.arange(size, dtype="f4") % 1000 for key, size in sizes.items()}
     found = []
-    with counted.counted(name, comm, wire) as (communicator, counts):
+    with counted(name, comm, wire) as (communicator, counts):
         for _ in range(1 + calls):
             model = with_grads(
                 **{key: array * (comm.rank + 1) for key, array in first.items()}
             )
             counts.reset()
             communicator.allreduce_grad(model)
-            found.append(counted.Counts(**vars(counts)))
+            found.append(Counts(**vars(counts)))
             for key, array in first.items():
                 np.testing.assert_allclose(
                     model[key].grad, array * (comm.size + 1) / 2, rtol=1e-2
@@ -66,11 +52,9 @@ def nbytes_of(sizes: dict[str, int]) -> int:
 @pytest.mark.parametrize("sizes", [SHARED, TINY], ids=["large", "tiny"])
 @pytest.mark.parametrize("name", ON_ONE_NODE)
 @pytest.mark.parametrize("wire", [None, "float16"])
-def test_a_rank_writes_and_reads_shared_memory_a_few_times(
-    world, counted, name, sizes, wire
-):
+def test_a_rank_writes_and_reads_shared_memory_a_few_times(world, name, sizes, wire):
     nbytes = nbytes_of(sizes)  # whatever the wire: there is none
-    (counts,) = counts_of_calls(counted, world, name, sizes, wire)
+    (counts,) = counts_of_calls(world, name, sizes, wire)
     assert counts.sent + counts.received < OVERHEAD
     if world.size == 2:  # packed; and the other's, with what is packed of one's own
         assert counts.written == nbytes
@@ -83,9 +67,9 @@ def test_a_rank_writes_and_reads_shared_memory_a_few_times(
 @pytest.mark.sizes(*MANY_RANKS)
 @pytest.mark.parametrize("name", ["naive", "flat", *ON_ONE_NODE])
 def test_large_gradients_are_moved_at_most_four_times_on_any_number_of_ranks(
-    world, counted, name
+    world, name
 ):
     nbytes = nbytes_of(LARGE)
-    (counts,) = counts_of_calls(counted, world, name, LARGE)
+    (counts,) = counts_of_calls(world, name, LARGE)
     assert counts.moved <= 4 * nbytes + OVERHEAD
     assert (counts.sent + counts.received > nbytes) == (name in ("naive", "flat"))
