@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
+
 from chainermn_tools import jobs
+from tests.support.jobs import commands
 from tests.support.jobs.processes import is_gone, soon
 
 # Ends a test that hangs; nothing here takes so long.
@@ -49,6 +55,27 @@ sleep {LONG}
     assert [path.name for path in tmp_path.glob("ompi.*")] == ["ompi.other"]
 
 
+def test_orphans_that_end_do_not_stay_as_zombies(tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs.children, "REAP_SECONDS", 0.2)
+    orphans = "for each in `seq 20`; do (setsid sleep 0.1 &) done"
+    script = f"{orphans}; touch {tmp_path}/begun; exec sleep {LONG}"
+    before = len(psutil.Process().children())
+    with jobs.running(["sh", "-c", script]):
+        assert soon((tmp_path / "begun").exists)
+        assert soon(lambda: len(psutil.Process().children()) == before + 1)
+
+
+def test_a_process_that_cannot_be_killed_is_left_behind(monkeypatch):
+    monkeypatch.setattr(jobs.children, "KILL_SECONDS", 0.1)
+    started = []
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess.Popen, "kill", lambda it: started.append(it.pid))
+        script = f"trap '' TERM; sleep {LONG}"
+        assert jobs.run(["sh", "-c", script], 1).returncode is None
+    os.kill(started[0], signal.SIGKILL)
+    os.waitpid(started[0], 0)
+
+
 def test_at_the_end_no_program_is_left_and_none_is_started(tmp_path, monkeypatch):
     monkeypatch.setattr(jobs.children, "_closed", False)  # and again after this test
     outcomes = []
@@ -84,3 +111,15 @@ def test_programs_that_threads_run_do_not_end_one_another():
     with ThreadPoolExecutor(100) as pool:
         ended = [pool.submit(jobs.run, ["true"], LIMIT_SECONDS) for _ in range(100)]
     assert {one.result().returncode for one in ended} == {0}
+
+
+def test_names_and_addresses_of_this_machine_are_known(tmp_path, monkeypatch):
+    """A name server that is down holds nobody up."""
+    slow = commands.with_program(tmp_path, "getent", "#!/bin/sh\nsleep 1000\n")
+    with jobs.kill_children_on_exit():
+        assert jobs.is_here(f"{socket.gethostname()}.example.org")
+        assert jobs.is_here("127.0.0.1")
+        assert not jobs.is_here("192.0.2.1")
+        monkeypatch.setenv("PATH", slow)
+        monkeypatch.setattr(jobs.hosts, "LOOKUP_SECONDS", 0.1)
+        assert not jobs.is_here("slow.example.org")

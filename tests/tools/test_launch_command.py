@@ -104,6 +104,15 @@ def test_a_job_that_takes_too_long_is_ended(tmp_path):
     assert verdict.next_step.startswith("Next step: run it again with --env CHAINERMN_")
 
 
+def test_the_time_limit_holds_while_a_pager_reads_nothing(tmp_path):
+    text = "import os\nprint(os.getpid())\nwhile True: print('x' * 9999)"
+    words = ("launch", "-n", 1, "--timeout", 5, script(tmp_path, text))
+    with commands.start(*words, stdout=subprocess.PIPE) as process:
+        assert is_gone(int(process.stdout.readline()))
+        process.stdout.read()
+    assert process.returncode == 124
+
+
 ASKS = """\
 import sys
 from mpi4py import MPI
@@ -116,27 +125,49 @@ MPI.COMM_WORLD.Barrier()
 """
 
 
-def test_what_is_typed_at_a_terminal_goes_to_rank_0(tmp_path):
+def at_terminal(*words: str, typed: bytes = b"") -> tuple[int, bytes]:
+    """Run this at a terminal, and type when it asks; its exit status, and what it said."""
     pid, terminal = pty.fork()
-    name = script(tmp_path, ASKS)
-    words = [*commands.MODULE, "launch", "-n", "2", "--timeout", "60", str(name)]
     if not pid:
         os.execve(words[0], words, commands.environment())
     said = b""
     try:
-        while b"asks" not in said:
-            said += os.read(terminal, 4096)
-        os.write(terminal, b"two\nlines\n\4")  # and control-D
         while piece := os.read(terminal, 4096):
             said += piece
+            if b"asks" in piece:
+                os.write(terminal, typed)
     except OSError:  # its end
         pass
     finally:
         os.close(terminal)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return status, said
+
+
+def test_what_is_typed_at_a_terminal_goes_to_rank_0(tmp_path):
+    words = ("launch", "-n", "2", "--timeout", "60", str(script(tmp_path, ASKS)))
+    control_d = b"\4"
+    status, said = at_terminal(
+        *commands.MODULE, *words, typed=b"two\nlines\n" + control_d
+    )
     assert status == 0, said
     assert b"heard two lines" in said
     assert (b"is the end" in said) == (not on_open_mpi()), said
+
+
+BEHIND = """\
+import subprocess, sys
+with subprocess.Popen(sys.argv[1:], process_group=0) as process:
+    sys.exit(process.wait(100))
+"""
+
+
+def test_a_job_in_the_background_of_a_terminal_runs_to_its_end(tmp_path):
+    """Reading the terminal would stop it."""
+    words = ("launch", "-n", "2", str(script(tmp_path, "print('runs')")))
+    status, said = at_terminal(sys.executable, "-c", BEHIND, *commands.MODULE, *words)
+    assert status == 0, said
+    assert said.count(b"runs") == 2
 
 
 WORKERS = """\
@@ -464,7 +495,7 @@ def test_a_schedulers_job_gives_hosts_and_ranks(tmp_path, arguments, shares):
         (("-n", "1", "--mpiexec", "/no/mpiexec", "SCRIPT"), "there is no /no/mpiexec"),
         (("-n", "1", "--env", "A B=3", "SCRIPT"), "--env A B=3: write NAME=VALUE"),
         (("-n", "1", "--env", "SET", "SCRIPT"), "--env SET: write NAME=VALUE"),
-        (("-n", "0", "SCRIPT"), "0 must be a whole number, 1 or more"),
+        (("-n", "0", "SCRIPT"), "0 is not in the range x>=1"),
         (("-n", "2", "python3", "SCRIPT"), "give only the script"),
         (("-n", "2", "/bin"), "the folder /bin has no __main__.py"),
         (("-n", "2", "/bin/ls"), "to run a program: mpiexec -n 2 /bin/ls"),

@@ -15,7 +15,7 @@ import click
 from _chainermn_events import GRACE_SECONDS, GRACE_VARIABLE
 from chainermn_tools import jobs
 from chainermn_tools.cli import options
-from chainermn_tools.explain import LABEL, next_step
+from chainermn_tools.explain import LABEL
 from chainermn_tools.launch import run_script
 from chainermn_tools.rank import LOG_VARIABLE
 
@@ -24,9 +24,9 @@ from chainermn_tools.rank import LOG_VARIABLE
 @click.option(
     "-n",
     "ranks",
-    type=options.Count(1),
+    type=click.IntRange(1),
     metavar="N",
-    help="Number of ranks, 1 or more.",
+    help="Number of ranks.",
 )
 @click.option(
     "--hosts",
@@ -42,20 +42,20 @@ from chainermn_tools.rank import LOG_VARIABLE
 )
 @click.option(
     "--max-restarts",
-    type=options.Count(0),
+    type=click.IntRange(0),
     default=0,
     metavar="R",
     help="Start again after a failure, at most R times.",
 )
 @click.option(
     "--min-ranks",
-    type=options.Count(1),
+    type=click.IntRange(1),
     metavar="M",
     help="Start again on the hosts that answer, if these have M ranks or more.",
 )
 @click.option(
     "--grace",
-    type=options.Seconds(0.001),
+    type=click.FloatRange(0, min_open=True),
     default=GRACE_SECONDS,
     envvar=GRACE_VARIABLE,
     metavar="SECONDS",
@@ -71,7 +71,7 @@ from chainermn_tools.rank import LOG_VARIABLE
 )
 @click.option(
     "--timeout",
-    type=options.Seconds(0.001),
+    type=click.FloatRange(0, min_open=True),
     metavar="SECONDS",
     help="End a job that takes longer; the exit status is 124.",
 )
@@ -138,8 +138,9 @@ def launch(
     time. CHAINERMN_RESTARTS tells the script how often this has happened;
     create_multi_node_checkpointer loads the last checkpoint.
 
-    What you type goes to rank 0. Ctrl-C ends all ranks. SIGTERM and SIGUSR1 reach the
-    ranks as SIGTERM, so that create_multi_node_checkpointer can save on all of them and leave.
+    What you type goes to rank 0; in the background of a terminal it reads nothing.
+    Ctrl-C ends all ranks. SIGTERM and SIGUSR1 reach the ranks as SIGTERM, so that
+    create_multi_node_checkpointer can save on all of them and leave.
 
     OMP_NUM_THREADS is set to the number of a host's cores divided by its ranks, unless
     it or the variable of another BLAS is set.
@@ -194,14 +195,12 @@ def launch(
         if as_json:
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         result, output = run_script(launcher, ranks, words, _log, **how)
-    step = result.next_step
     if not result.success:
-        step = step or next_step(result.cause)
-        _log(f"{result.cause}\n{step}")
+        _log(result.message)
     if as_json:
         found = dataclasses.asdict(result)
-        step = step.strip().removeprefix(LABEL)
-        found.update(next_step=step, hosts=how.get("hosts", {}))
+        found["next_step"] = result.next_step.strip().removeprefix(LABEL)
+        found.update(hosts=how.get("hosts", {}))
         found.update(command=output.command, restarts=output.restarts)
         click.echo(json.dumps(found, indent=2))
     ctx.exit(result.status)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-import socket
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from chainermn_tools import environment
-from chainermn_tools.jobs import Host, assign_slots
+from chainermn_tools.jobs import Host, assign_slots, is_here
 
 # "warning": it works, but slower or less safely than it could. "skipped": there was
 # nothing to check, or a check that this one needs has failed.
@@ -21,6 +21,7 @@ CLEANUP_SECONDS = 3.0
 CLEANUP_SHARE = 0.25
 # Of the remaining time, what a program gets that is asked for facts.
 FACTS_SHARE = 0.3
+MAX_LOOKUPS = 32  # of hosts' names, at the same time
 DEFAULT_RANKS = 2  # as few as can find one another
 
 
@@ -73,8 +74,8 @@ class Context:
 
     @functools.cached_property
     def facts(self) -> dict[str, Any]:
-        """What `chainermn env` prints, but for the topology."""
-        return environment.collect_here(round(self.share(FACTS_SHARE), 1))
+        """What `chainermn env` prints."""
+        return environment.collect(round(self.share(FACTS_SHARE), 1))
 
     def share(self, share: float) -> float:
         """Return this share of the remaining seconds, less what ending a program takes."""
@@ -84,8 +85,11 @@ class Context:
 
     def local_ranks(self) -> int | None:
         """Return how many ranks this machine is to run; None if unknown, or if others run them."""
-        if self.hosts and not any(is_own_name(host.name) for host in self.hosts):
-            return None
+        if self.hosts:
+            names = [host.name for host in self.hosts]
+            with ThreadPoolExecutor(MAX_LOOKUPS) as pool:
+                if not any(pool.map(is_here, names)):
+                    return None
         return self.max_ranks_per_host()
 
     def max_ranks_per_host(self) -> int | None:
@@ -96,12 +100,6 @@ class Context:
             return max(assign_slots(self.hosts, self.ranks).values())
         except ValueError:  # they don't fit, which another check says
             return max(host.slots or 1 for host in self.hosts)
-
-
-def is_own_name(name: str) -> bool:
-    """Return whether this machine calls itself so; its addresses are not looked up."""
-    own = ("localhost", socket.gethostname().split(".")[0])
-    return name.split(".")[0] in own
 
 
 Run = Callable[[Context], CheckResult]

@@ -11,14 +11,13 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from typing import Any
 
 from chainermn_tools import jobs
-from chainermn_tools.doctor.check import Context, is_own_name
+from chainermn_tools.doctor.check import Context
 from chainermn_tools.doctor.hints import most_telling_line
 from chainermn_tools.explain import root_cause
 
@@ -89,7 +88,7 @@ def ask_all(context: Context) -> dict[str, Login]:
 
     def ask(name: str) -> Login:
         command = ["sh", "-c", COMMAND]
-        if not is_here(name):
+        if name != THIS_MACHINE and not jobs.is_here(name):
             command = jobs.remote_command(vendor, name, COMMAND, timeout)
         if shutil.which(command[0]) is None:
             problem = f"there is no {command[0]} on PATH"
@@ -100,21 +99,6 @@ def ask_all(context: Context) -> dict[str, Login]:
 
     with concurrent.futures.ThreadPoolExecutor(MAX_LOGINS) as pool:
         return dict(zip(names, pool.map(ask, names), strict=True))
-
-
-@functools.cache
-def is_here(name: str) -> bool:
-    """Return whether this is a name or an address of this machine."""
-    if name == THIS_MACHINE or is_own_name(name):
-        return True
-    with contextlib.suppress(OSError):
-        family, kind, _, _, address = socket.getaddrinfo(
-            name, 0, type=socket.SOCK_DGRAM
-        )[0]
-        with socket.socket(family, kind) as probe:
-            probe.bind(address)  # nobody can have another machine's address
-            return True
-    return False
 
 
 def _ask(name: str, command: list[str], script: bytes, timeout: float) -> Login:

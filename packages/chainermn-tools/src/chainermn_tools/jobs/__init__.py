@@ -8,6 +8,7 @@ from chainermn_tools.jobs.children import running as running
 from chainermn_tools.jobs.events import Event as Event
 from chainermn_tools.jobs.hosts import Host as Host
 from chainermn_tools.jobs.hosts import assign_slots as assign_slots
+from chainermn_tools.jobs.hosts import is_here as is_here
 from chainermn_tools.jobs.hosts import parse_host_list as parse_host_list
 from chainermn_tools.jobs.hosts import parse_hostfile as parse_hostfile
 from chainermn_tools.jobs.job import DYING_WITH_PARENT as DYING_WITH_PARENT

@@ -23,6 +23,8 @@ PR_SET_CHILD_SUBREAPER = 36
 # Killing ends after this, even if a process can't be killed.
 KILL_SECONDS = 5.0
 KILL_STEP_SECONDS = 0.01
+# Between two looks for orphans that have ended; a look takes milliseconds.
+REAP_SECONDS = 5.0
 # What the command line of a job's monitor has.
 MONITOR = "chainermn_comm.watchdog.monitor"
 
@@ -47,12 +49,19 @@ def running(args: Sequence[str], **how: Any) -> Iterator[subprocess.Popen[Any]]:
         # As from a shell: a rank finds its launcher through a file that it inherited.
         process = subprocess.Popen(args, start_new_session=True, close_fds=False, **how)
         _running[process.pid] = process
+    is_over = threading.Event()
+    threading.Thread(target=_reap_orphans, args=(spared, is_over), daemon=True).start()
     with process:  # closes its pipes
         try:
             yield process
         finally:
+            is_over.set()
             process.kill()
-            process.wait()
+            try:
+                process.wait(KILL_SECONDS)
+            except subprocess.TimeoutExpired:
+                # It waits for a disk, and nobody waits for it.
+                process.returncode = -signal.SIGKILL
             kill_orphans(spared)
             with _lock:
                 del _running[process.pid]
@@ -76,9 +85,7 @@ def kill_orphans(spared: Collection[int]) -> None:
     """
     deadline = time.monotonic() + KILL_SECONDS
     while time.monotonic() < deadline:
-        with _lock:  # a program that another thread just starts is among the running
-            orphans = _children(away=True).difference(spared, _running)
-        orphans = {pid for pid in orphans if not _is_monitor(pid)}
+        orphans = {pid for pid in _orphans(spared) if not _is_monitor(pid)}
         if not orphans:
             return
         for pid in orphans:
@@ -87,6 +94,19 @@ def kill_orphans(spared: Collection[int]) -> None:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, os.WNOHANG)
         time.sleep(KILL_STEP_SECONDS)
+
+
+def _reap_orphans(spared: Collection[int], is_over: threading.Event) -> None:
+    """Take the exit status of orphans that end, until the event: they don't stay as zombies."""
+    while not is_over.wait(REAP_SECONDS):
+        for pid in _orphans(spared):
+            with contextlib.suppress(ChildProcessError):  # another thread was first
+                os.waitpid(pid, os.WNOHANG)
+
+
+def _orphans(spared: Collection[int]) -> set[int]:
+    with _lock:  # a program that another thread just starts is among the running
+        return _children(away=True).difference(spared, _running)
 
 
 def _is_monitor(pid: int) -> bool:

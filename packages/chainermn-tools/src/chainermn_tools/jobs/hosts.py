@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import re
+import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from chainermn_tools.jobs.process import Unavailable, check_output
+
+# A name server that is down answers no question; other ones take less.
+LOOKUP_SECONDS = 3.0
 # What ssh could take for an option, and a shell for anything but a word, is no name of
 # a host.
 HOST_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
@@ -20,6 +27,21 @@ class Host:
 
     name: str  # or an address
     slots: int | None  # None where no number was given
+
+
+@functools.cache
+def is_here(name: str) -> bool:
+    """Return whether this is a name or an address of this machine."""
+    own = socket.gethostname().split(".")[0]
+    if name.split(".")[0] in ("localhost", own):
+        return True
+    with contextlib.suppress(Unavailable, OSError):
+        # A program, as a look-up in this process would have no time limit.
+        found = check_output(["getent", "ahostsv4", name], LOOKUP_SECONDS).split()
+        with socket.socket(type=socket.SOCK_DGRAM) as probe:
+            probe.bind((found[0], 0))  # nobody can have another machine's address
+            return True
+    return False
 
 
 def parse_host_list(text: str) -> tuple[Host, ...]:

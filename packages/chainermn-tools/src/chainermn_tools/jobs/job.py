@@ -10,6 +10,7 @@ import selectors
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -126,10 +127,18 @@ def run_job(
     running_job = _Job(signals, grace, forward, term_grace)
     if timeout is not None:
         running_job.limit = time.monotonic() + timeout
-    how: dict[str, Any] = {"env": {**env, JOB_VARIABLE: running_job.name}, "bufsize": 0}
-    how.update(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     command = [*DYING_WITH_PARENT, str(os.getpid()), *args]
-    with _input(forward) as stdin, running(command, stdin=stdin, **how) as process:
+    with (
+        _input(forward) as stdin,
+        running(
+            command,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env={**env, JOB_VARIABLE: running_job.name},
+        ) as process,
+    ):
         running_job.pump(process)
     output = running_job.output
     output.status = process.returncode
@@ -163,8 +172,9 @@ class _Job:
 
     def pump(self, process: subprocess.Popen[bytes]) -> None:
         """Pass output on until the program has ended, and soon after it what it left."""
+        # Writing blocks while a pager is idle, and the time limit holds all the same.
+        threading.Thread(target=self._keep_time, args=(process,), daemon=True).start()
         exited_at = math.inf
-        looked_at = 0.0
         with selectors.DefaultSelector() as selector:
             for number, pipe in enumerate((process.stdout, process.stderr)):
                 assert pipe is not None
@@ -176,13 +186,11 @@ class _Job:
                         selector.unregister(key.fileobj)
                     self._take(key.data, data)
                 now = time.monotonic()
-                if process.poll() is not None:
+                # One that waits for a disk can't be killed.
+                if process.poll() is not None or now > self._killed_at + LINGER_SECONDS:
                     exited_at = min(exited_at, now)
                     if now > exited_at + LINGER_SECONDS:
                         return
-                elif now > looked_at + POLL_SECONDS:
-                    looked_at = now
-                    self._look(process, now)
 
     def _take(self, stream: int, data: bytes) -> None:
         shown = self._decoders[stream].feed(data)
@@ -192,6 +200,11 @@ class _Job:
             target = (sys.stdout, sys.stderr)[stream]
             target.buffer.write(shown)
             target.flush()
+
+    def _keep_time(self, process: subprocess.Popen[bytes]) -> None:
+        while process.poll() is None:
+            self._look(process, time.monotonic())
+            time.sleep(POLL_SECONDS)
 
     def _look(self, process: subprocess.Popen[bytes], now: float) -> None:
         """Warn, end or kill the job, if it is time."""
@@ -218,14 +231,17 @@ def _input(forward: bool) -> Iterator[Any]:
     """Yield what a job reads: this process's input, or nothing.
 
     A terminal stops or refuses who isn't in its foreground, as a job's own session never
-    is. So a process beside this one reads the terminal.
+    is. So a process beside this one reads the terminal. In the background it gets an
+    error instead of a signal, which would stop this process too, and the job reads no
+    more.
     """
     if not forward or sys.stdin is None:
         yield subprocess.DEVNULL
     elif not sys.stdin.isatty():
         yield None
     else:
-        with subprocess.Popen(["cat"], stdout=subprocess.PIPE) as reader:
+        command = ["sh", "-c", "trap '' TTIN; exec cat 2>/dev/null"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as reader:
             try:
                 yield reader.stdout
             finally:

@@ -32,12 +32,9 @@ def find_mpiexec(program: str = "mpiexec") -> dict[str, Any]:
     """Return what `find_launcher` does; also raise Unavailable where its options aren't known."""
     found = find_launcher(VERSION_TIMEOUT_SECONDS, program)
     if found["vendor"] is None:
-        step = "put another one first on PATH"
-        if program != "mpiexec":
-            step = "give --mpiexec another"
         raise Unavailable(
-            f"{found['path']} is of no known MPI (MPICH, MVAPICH, Intel MPI, Open MPI); "
-            f"{step}"
+            f"{found['path']} is of no known MPI; use an mpiexec of MPICH, MVAPICH, "
+            "Intel MPI or Open MPI"
         )
     return found
 

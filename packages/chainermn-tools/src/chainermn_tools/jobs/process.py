@@ -38,8 +38,12 @@ def run(args: Sequence[str], timeout: float) -> CompletedProcess[str]:
     """
     with open(os.memfd_create("output"), "rb") as output:
         timed_out = False
-        how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output}
-        with running(args, stderr=subprocess.STDOUT, **how) as process:
+        with running(
+            args,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        ) as process:
             try:
                 process.wait(timeout)
             except subprocess.TimeoutExpired:

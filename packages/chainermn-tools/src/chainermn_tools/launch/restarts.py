@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -139,8 +138,7 @@ def _pause(seconds: float, signals: Sequence[int]) -> None:
 
 def answers(launcher: Mapping[str, Any], host: str) -> bool:
     """Return whether a command can be run on a host now, as mpiexec would start one."""
-    name = socket.gethostname()
-    if host in ("localhost", name, name.partition(".")[0]):
+    if jobs.is_here(host):
         return True
     command = jobs.remote_command(launcher["vendor"], host, "true", ANSWER_SECONDS)
     try:
