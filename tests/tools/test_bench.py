@@ -11,7 +11,7 @@ QUICK = ("bench", "--communicator", "flat", "--max-size", "1K")
     ("arguments", "said"),
     [
         (["--max-size", "512"], "is not one of '1K', '16K'"),
-        (["-n", "0"], "0 must be a whole number, 1 or more"),
+        (["-n", "0"], "0 is not in the range x>=1"),
         (["--communicator", "foo"], "'foo' is not one of 'naive', 'flat'"),
         (["--plot", "bench.xyz"], "bench.xyz must end in one of: "),
         (["--plot", "/nowhere/x.png"], "nothing can be written in /nowhere"),

@@ -8,11 +8,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from chainermn_tools import jobs
 from chainermn_tools.cli import options
 from chainermn_tools.doctor import COMMUNICATORS
+from chainermn_tools.formatting import make_console
 
 SIZES = {"1K": 1 << 10, "16K": 1 << 14, "256K": 1 << 18, "4M": 1 << 22, "64M": 1 << 26}
 # A job that takes so long hangs.
@@ -26,7 +26,7 @@ MOST_RANKS = 4
 @click.option(
     "-n",
     "ranks",
-    type=options.Count(1),
+    type=click.IntRange(1),
     metavar="N",
     help="Ranks to start; without it as many as there are cores, from 2 to 4.",
 )
@@ -83,19 +83,15 @@ def bench(
 
 
 def _check_plot(file: str) -> None:
-    """Raise UsageError if matplotlib can't draw such a file here."""
+    """Raise UsageError if matplotlib can't draw such a file."""
     if find_spec("matplotlib") is None:
         raise click.UsageError("--plot needs matplotlib: pip install matplotlib")
     from matplotlib.figure import Figure
 
-    path = Path(file)
     kinds = sorted(Figure().canvas.get_supported_filetypes())
-    if path.suffix.lower().lstrip(".") not in ["", *kinds]:
+    if Path(file).suffix.lower().lstrip(".") not in ["", *kinds]:
         known = ", ".join(kinds)
         raise click.UsageError(f"--plot: {file} must end in one of: {known}")
-    # Ranks on other hosts don't write it.
-    if jobs.rank_from_env() is None and not os.access(path.parent, os.W_OK):
-        raise click.UsageError(f"--plot: nothing can be written in {path.parent}")
 
 
 def _start(
@@ -111,6 +107,9 @@ def _start(
     command += [f"--communicator={name}" for name in names]
     if plot is not None:
         command.append(f"--plot={plot}")
+        folder = Path(plot).parent
+        if not os.access(folder, os.W_OK):
+            raise click.UsageError(f"--plot: nothing can be written in {folder}")
     try:
         launcher = jobs.find_mpiexec()
     except jobs.Unavailable as error:
@@ -135,7 +134,7 @@ def _measure_here(names: Sequence[str], sizes: list[int], plot: str | None) -> i
     report = runner.measure(MPI.COMM_WORLD, names, sizes)
     if MPI.COMM_WORLD.rank == 0:
         # Open MPI gives each rank a terminal, wherever the output of mpiexec goes.
-        text.render(report, Console(force_terminal=False, highlight=False))
+        text.render(report, make_console(force_terminal=False))
         if plot is not None:
             options.save("--plot", plot, lambda: picture.plot_report(report, plot))
     return int(not report.correct)

@@ -25,7 +25,7 @@ STATUSES = {"ok": 0, "failed": 1, "warning": 3}
 @click.option(
     "-n",
     "ranks",
-    type=options.Count(1),
+    type=click.IntRange(1),
     metavar="N",
     help="Ranks that you want to run; without it 2, or all slots of the hosts.",
 )
@@ -45,10 +45,10 @@ STATUSES = {"ok": 0, "failed": 1, "warning": 3}
 )
 @click.option(
     "--timeout",
-    type=options.Seconds(10),
+    type=click.IntRange(10),
     default=120,
     metavar="S",
-    help="Seconds after which the doctor ends, whatever hangs: 120 by default, 10 or more.",
+    help="Seconds after which the doctor ends, whatever hangs, 120 by default.",
 )
 @click.pass_context
 def doctor(
@@ -59,7 +59,7 @@ def doctor(
     script: str | None,
     as_json: bool,
     as_report: bool,
-    timeout: float,
+    timeout: int,
 ) -> None:
     """Find out what is wrong here, and how to fix it.
 

@@ -1,48 +1,13 @@
-"""What several subcommands ask of their options: seconds, numbers, hosts, files to write."""
+"""What several subcommands ask of their options: hosts, and files to write."""
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 
 from chainermn_tools import jobs
-
-
-class Number(click.ParamType):  # type: ignore[type-arg]  # of old clicks it has none
-    """A number of at least this; help would show the range of click's own as a formula."""
-
-    name: str
-    kind: type
-
-    def __init__(self, least: float) -> None:
-        self.least = least
-
-    def convert(self, value: Any, *where: Any) -> Any:
-        with contextlib.suppress(ValueError):
-            number = self.kind(value)
-            # NaN is in no range, and waiting for more raises OverflowError.
-            if self.least <= number <= threading.TIMEOUT_MAX:
-                return number
-        self.fail(f"{value} must be a {self.name}, {self.least:g} or more", *where)
-
-
-class Count(Number):
-    """A whole number."""
-
-    name = "whole number"
-    kind = int
-
-
-class Seconds(Number):
-    """A number of seconds."""
-
-    name = "number of seconds"
-    kind = float
 
 
 def named_hosts(host_list: str | None, hostfile: str | None) -> tuple[jobs.Host, ...]:

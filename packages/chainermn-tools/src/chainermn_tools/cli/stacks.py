@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import click
 
-from chainermn_tools.cli import options
-
 
 @click.command()
-@click.argument("job", type=options.Count(1), required=False)
+@click.argument("job", type=click.IntRange(1), required=False)
 def stacks(job: int | None) -> None:
     """Print the Python stacks of a running job's ranks.
 

@@ -10,7 +10,6 @@ import click
 from rich.console import Console
 
 from chainermn_tools import formatting
-from chainermn_tools.cli import options
 
 COLUMNS = {  # of the table, and the keys of a summary that they show
     "rank": "rank",
@@ -26,7 +25,7 @@ SORT_KEYS = [key for key in COLUMNS.values() if key != "host"]
 
 
 @click.command()
-@click.argument("job", type=options.Count(1), required=False)
+@click.argument("job", type=click.IntRange(1), required=False)
 @click.option(
     "--sort",
     type=click.Choice(SORT_KEYS),
@@ -46,17 +45,17 @@ def top(job: int | None, sort: str, as_json: bool) -> None:
         chainermn top --sort waited_for
         chainermn top 4711 --json
 
-    Percentages cover the last ten seconds: of waiting for other ranks; of being on the
-    wire, that is in a call to which all ranks have come; and of being waited for by
-    others. A step is one `update` of a multi-node optimizer; "examples/s" are those of
-    this rank alone.
+    Percentages cover the last ten seconds, and the last two with --json or where the
+    output is no terminal: of waiting for other ranks; of being on the wire, that is in
+    a call to which all ranks have come; and of being waited for by others. A step is
+    one `update` of a multi-node optimizer; "examples/s" are those of this rank alone.
 
     Exit status: 0; 1 when the job has ended or doesn't answer; 2 when no such job is
     seen here.
     """
     from chainermn_tools import live
 
-    console = Console(highlight=False)
+    console = formatting.make_console()
     with suppress(KeyboardInterrupt):
         for summary in live.summaries(live.choose(job), sort):
             if as_json:
