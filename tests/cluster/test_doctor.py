@@ -9,6 +9,7 @@ import contextlib
 import os
 import platform
 import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -229,11 +230,42 @@ def test_a_fault_is_named_alone_with_its_host_and_a_fix(hosts, script, name):
             script=script,
             timeout=HANG_TIMEOUT,
         )
-    wrong = {name: one for name, one in found.items() if one["fix"]}
-    assert (status, list(wrong)) == (1, [fault.check]), wrong
-    finding = wrong[fault.check]
-    assert finding["status"] == "failed"
+    finding = only_failure(status, found, fault.check)
     assert re.search(fault.found, finding["found"], re.DOTALL), finding
     assert fault.fix in finding["fix"], finding
     said = finding["found"].replace("[mpiexec@alpha]", "")
     assert {host for host in named if host in said} == {fault.host}
+
+
+def only_failure(status: int, found: dict[str, Any], check: str) -> dict[str, Any]:
+    """The finding of this check, the only one that asks for anything."""
+    wrong = {name: one for name, one in found.items() if one["fix"]}
+    assert (status, list(wrong)) == (1, [check]), wrong
+    assert wrong[check]["status"] == "failed"
+    return wrong[check]
+
+
+def test_more_ranks_than_slots_are_one_failure(hosts, script):
+    given = {"hosts": "alpha:1,beta:1", "n": 5, "script": script}
+    status, found = hosts.examine(whole=False, **given)
+    finding = only_failure(status, found, "slots")
+    assert "5 ranks don't fit: the hosts allow 2" in finding["found"]
+    assert finding["fix"] == "-n 2"
+
+
+def test_a_machine_without_ssh_is_one_failure(hosts, script):
+    """Of the first host, which asks the other ones."""
+    wrapper = hosts.folder / "bin" / "ssh"
+    nothing = commands.program(hosts.folder / "nothing", "")
+    ssh = Path(str(shutil.which("ssh")))
+    wrapper.chmod(0o600)
+    nothing.chmod(0o600)
+    try:
+        with hosts.instead("alpha", ssh, nothing):
+            given = {"hosts": "alpha,beta,gamma", "script": script}
+            status, found = hosts.examine(whole=False, **given)
+    finally:
+        wrapper.chmod(0o700)
+    finding = only_failure(status, found, "ssh")
+    assert finding["found"].startswith("beta: there is no ssh on PATH")
+    assert "apt-get install openssh-client" in finding["fix"]

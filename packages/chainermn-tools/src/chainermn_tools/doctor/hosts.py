@@ -9,7 +9,6 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -25,13 +24,7 @@ from chainermn_tools.doctor.check import (
     warning,
 )
 from chainermn_tools.doctor.hints import REPORT_IT, most_telling_line
-from chainermn_tools.doctor.logins import (
-    NOT_FOUND,
-    THIS_MACHINE,
-    Login,
-    ask_all,
-    is_here,
-)
+from chainermn_tools.doctor.logins import NOT_FOUND, THIS_MACHINE, Login, ask_all
 from chainermn_tools.doctor.machine import MIB, check_size
 from chainermn_tools.doctor.rank_program import END, FACTS, MESSAGES, START, on_gpus
 from chainermn_tools.doctor.ranks import (
@@ -51,8 +44,8 @@ MAX_RANKS_PER_HOST = 2
 SRUN_SHARE = 0.3
 JOB_SHARE = 0.6
 ALONE_SHARE = 0.9
-# Hosts that are tried alone, where one may hold up all.
-MAX_ALONE = 16
+# Hosts that are tried alone, one after another.
+MAX_ALONE = 8
 # The communicator that refuses more than one host.
 SINGLE_HOST = "single_node"
 RANK_MEMORY = 256 * MIB  # of a rank that has imported Chainer and made a communicator
@@ -112,7 +105,7 @@ def ssh(context: Context) -> CheckResult:
         for host, login in logins.items()
         if login.problem
     }
-    remote = [host for host in logins if not is_here(host)]
+    remote = [host for host in logins if not jobs.is_here(host)]
     success = "no host needs a login"
     if remote:
         success = f"{format_count(len(remote), 'host')} answered"
@@ -203,6 +196,7 @@ def _communicators(ranks_per_host: Mapping[str, int]) -> list[str]:
 )
 def start(context: Context) -> CheckResult:
     job = run_job(context)
+    launcher = context.facts["mpi"]["launcher"]
     names = {host: login.answer["host"] for host, login in _logins(context).items()}
     wanted = Counter[str]()
     for host, ranks in job.ranks_per_host.items():
@@ -211,34 +205,25 @@ def start(context: Context) -> CheckResult:
     if began == wanted:
         return ok(_places(wanted), ranks=dict(wanted))
     if began.total() == job.ranks:
-        message = f"they are: {_places(began)}; wanted: {_places(wanted)}"
+        message = (
+            f"the ranks started elsewhere: {_places(began)}; wanted: {_places(wanted)}"
+        )
         hint = "env | grep -E 'HYDRA_|PRTE_MCA_|OMPI_MCA_|SLURM_'   # something overrules the hosts"
         return failed(message, hint, ranks=dict(began))
     silent = [host for host in job.ranks_per_host if not began[names[host]]]
-    if 1 < len(silent) <= MAX_ALONE:
-        alone = _failing_alone(context, silent)
-        if alone:
-            silent = list(alone)
-            job = alone[silent[0]]
+    if len(silent) > 1:  # one may hold up all
+        for host in silent[:MAX_ALONE]:
+            alone = run_ranks({host: 1}, context.share(ALONE_SHARE), launcher)
+            if not alone.results(FACTS):
+                silent = [host]
+                job = alone
+                break
     message = f"no rank began on {join_first(silent, MAX_NAMED)}"
-    first = silent[0] if silent else next(iter(names))
+    first = [*silent, *names][0]
     hint = (
         f"ssh {first} mpiexec -n 1 hostname   # if it fails too, install MPI anew there"
     )
     return job.ended(message, hint)
-
-
-def _failing_alone(context: Context, hosts: list[str]) -> dict[str, RankJob]:
-    """Return the jobs on hosts on which a rank doesn't start even without the others."""
-    launcher = context.facts["mpi"]["launcher"]
-    timeout = context.share(ALONE_SHARE)
-
-    def run_alone(host: str) -> RankJob:
-        return run_ranks({host: 1}, timeout, launcher)
-
-    with ThreadPoolExecutor(len(hosts)) as pool:
-        alone = dict(zip(hosts, pool.map(run_alone, hosts), strict=True))
-    return {host: job for host, job in alone.items() if not job.results(FACTS)}
 
 
 def _facts(context: Context) -> dict[str, dict[str, Any]]:
@@ -291,7 +276,7 @@ def memory(context: Context) -> CheckResult:
             problem = f"a control group allows {limit // MIB} MiB; ranks need {needed}"
             hint = f"sbatch --mem={needed}M ...   # or docker run --memory=..."
             problems[host] = (problem, hint)
-    return evaluate(problems, "enough on every host")
+    return evaluate(problems, "every host has enough")
 
 
 @rank_checks.add(
@@ -309,7 +294,7 @@ def shared_memory(context: Context) -> CheckResult:
             how = warning if found.status == "warning" else failed
             hint = f"ssh {host} {found.hint}"
             return how(f"{host}: {found.message}", hint, hosts=[host])
-    return ok("enough on every host")
+    return ok("every host has enough")
 
 
 NEEDS = ("hosts_packages", "hosts_memory", "hosts_shared_memory")
@@ -340,8 +325,8 @@ def srun_ranks(context: Context) -> CheckResult:
         return warning("MPICH over UCX sends more than Slurm's PMI 2 takes", hint)
     if job.output.timed_out or job.output.status or len(job.results(END)) < job.ranks:
         said = most_telling_line(job.text)
-        return failed(f"they don't come to their end; they say: {said}", hint)
-    return ok(f"all {job.ranks} do")
+        return failed(f"the ranks don't end well; they say: {said}", hint)
+    return ok(f"all {job.ranks} ranks do")
 
 
 @rank_checks.add("hosts_meet", "Do ranks on the hosts see one another?", NEEDS)
