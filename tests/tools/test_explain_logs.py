@@ -12,6 +12,7 @@ import pytest
 
 from tests.chaos.faults import KINDS
 from tests.chaos.logs import CASES, FOLDER, JOBS
+from tests.support.jobs import commands
 from tests.support.tools.explained import verdict_on
 
 # Which rank failed and how, and the next step. The second of three ranks is planted to fail.
@@ -83,6 +84,11 @@ def test_explain_and_launch_name_the_rank_the_cause_and_the_next_step(path: Path
     if kind in ("exception", "memory"):
         assert verdict.how.startswith(verdict.traceback.splitlines()[-1])
         assert "/home/user/faults.py" in verdict.traceback
+
+    # With no verdict at all it would be 1.
+    done = commands.invoke("explain", path)
+    assert done.exit_code == 0
+    assert re.match(how, done.output.splitlines()[0])  # which it says first
 
     if launcher == "launch":  # which says so last, and once
         last = log.splitlines()[-LAST_LINES:]

@@ -41,7 +41,8 @@ STEPS = (
     ),
     (
         "^is in no call",
-        "read its stack, the first one printed: it shows where that rank is",
+        "read its stack, the first one printed: it shows where that rank is; if the rank "
+        "is only slow, raise CHAINERMN_TIMEOUT",
     ),
     (
         "^has ended",

@@ -57,6 +57,7 @@ FORMS = (
 MARKS = ("chainermn launch: ", "ChainerMN: ", "chainermn: ", "Fatal Python error: ")
 # What mpiexec, srun or `chainermn launch --prefix` put before a rank's lines.
 TAG = re.compile(r"(?:\[(?:\S+,)?\d+\](?:<std\w+>:)? ?| *\d+: )?")
+TAGS_RANK = re.compile(r"\d+(?=\]|: )")
 TRACEBACK = "Traceback (most recent call last)"
 # How it begins without that title, if a script can't be compiled; then, how errors look.
 UNTITLED = re.compile(r'  File "[^"]+", line \d+$')
@@ -208,7 +209,10 @@ class VerdictFinder:
         if len(self.tracebacks) > MOST_TRACEBACKS:
             del self.tracebacks[next(iter(self.tracebacks))]
         if not self.ended and ERROR.match(error):
-            self._final[tag] = Verdict(line=number, how=error, traceback=traceback)
+            verdict = Verdict(line=number, how=error, traceback=traceback)
+            if named := TAGS_RANK.search(tag):
+                verdict = replace(verdict, rank=int(named[0]))
+            self._final[tag] = verdict
 
     def _take_output(self, tag: str, text: str) -> None:
         """Take a line that is in no traceback: a rank's last error ends its output."""
