@@ -85,7 +85,7 @@ FAULTS = {
         variables=(("SLURM_MPI_TYPE", "none"),),
     ),
     "PMI of another MPI": Fault(
-        *("srun_ranks", "don't come to their end", f"SLURM_MPI_TYPE={PMI}"),
+        *("srun_ranks", "don't end well", f"SLURM_MPI_TYPE={PMI}"),
         variables=(("SLURM_MPI_TYPE", {"pmi2": "pmix", "pmix": "pmi2"}[PMI]),),
     ),
     "no such plugin": Fault(
@@ -159,7 +159,7 @@ def test_all_is_well_in_a_job(at):
     assert {name: one["found"] for name, one in found.items() if one["fix"]} == {}
     assert status == 0
     assert found["hosts_start"]["details"]["ranks"] == {"alpha": 2, "beta": 2}
-    assert "all 4 do" in found["srun_ranks"]["found"]
+    assert "all 4 ranks do" in found["srun_ranks"]["found"]
     assert "2 hosts" in found["ssh"]["found"]
 
 

@@ -171,7 +171,7 @@ TABLE: dict[str, list[tuple[str, dict[str, Any]]]] = {
     ],
     "gpus": [
         ("skipped: no NVIDIA GPU", {}),
-        ("ok: 1 GPUs; no nvidia-smi", {"gpus": ["nvidia0"]}),
+        ("ok: 1 GPU; without nvidia-smi", {"gpus": ["nvidia0"]}),
         ("ok: 1: 580, H200, 1", facts("gpus.driver", ["580, H200, 1"])),
         (
             "failed: couldn't talk*nvidia-smi must work",
@@ -193,12 +193,15 @@ TABLE: dict[str, list[tuple[str, dict[str, Any]]]] = {
     ],
     "nccl": [
         ("skipped: CuPy sees no GPU", {}),
-        ("ok: 2.22.3", GPUS),
+        ("ok: NCCL 2.22.3", GPUS),
         (
             "failed: 2.4.8 is too old*-U nvidia-nccl-cu13",
             {"facts": {**DEVICES, "gpus.nccl": "2.4.8"}},
         ),
-        ("warning: absent*nvidia-nccl", {"facts": {**DEVICES, "gpus.nccl": "absent"}}),
+        (
+            "warning: NCCL is not installed*nvidia-nccl",
+            {"facts": {**DEVICES, "gpus.nccl": "absent"}},
+        ),
     ],
     "scheduler": [("ok: *grants 4 tasks on a,b", SLURM)],
     "ranks_start": [
@@ -246,14 +249,14 @@ TABLE: dict[str, list[tuple[str, dict[str, Any]]]] = {
     ],
     "hosts_start": [
         (
-            "failed: they are: 2 ranks on a; wanted: 1 rank on a*HYDRA_",
+            "failed: the ranks started elsewhere: 2 ranks on a; wanted: 1 rank on a*HYDRA_",
             on_hosts(steps(), steps()),
         ),
         (
             "failed: no rank began on b; *status 1: oh no*ssh b mpiexec",
             on_hosts(steps(), status=1, err="oh no"),
         ),
-        ("failed: *on a, b within 30 s; if*ssh a", on_hosts(status=None)),
+        ("failed: *on a within 30 s; if*ssh a", on_hosts(status=None)),
     ],
     "hosts_packages": [
         ("failed: b: *chainermn is missing*rsync", of_b(packages={})),

@@ -45,7 +45,7 @@ def test_values_of_records_are_shown_by_their_keys(key, value, shown, head):
 
 
 def test_of_many_records_the_first_are_printed():
-    console = Console()
+    console = formatting.make_console()
     records = [{"rank": rank} for rank in range(40)]
     with console.capture() as capture:
         formatting.print_records("Ranks", records, console)

@@ -113,15 +113,17 @@ def test_missing_ranks_and_other_files_are_said(tmp_path):
     write_two(tmp_path)
     (tmp_path / f"{RUN}.rank0.json").unlink()
     (tmp_path / "merged.json").write_text("[]")
+    (tmp_path / f"{RUN}.rank6.json").symlink_to("/proc/self/mem")
     (tmp_path / f"{RUN}.rank7.json").write_text("garbage")
     (tmp_path / f"{RUN}.rank8.json").write_text("")
     (tmp_path / f"{RUN}.rank9.json").mkdir()
     run, collectives, incomplete = matched(tmp_path)
     assert (len(collectives), incomplete) == (0, 2)
     assert run.warnings == [
+        f"{RUN}.rank6.json can't be read: Input/output error",
         f"{RUN}.rank7.json is empty, or doesn't begin as a trace does",
         f"{RUN}.rank8.json is empty, or doesn't begin as a trace does",
-        "no file that can be read of 1 rank: 0",
+        "no readable file of 1 rank: 0",
     ]
     last = "Whether a rank was waited for can't be told: files of ranks are missing."
     assert said(tmp_path).splitlines()[-1] == last

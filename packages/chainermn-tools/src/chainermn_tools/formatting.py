@@ -92,6 +92,16 @@ def heading(key: str) -> str:
     return key.replace("_per_second", "/s").replace("_", " ")
 
 
+def make_console(**how: Any) -> Console:
+    """Return a console, by default of standard output, that folds nothing but on a terminal."""
+    from rich.console import Console
+
+    console = Console(highlight=False, **how)
+    if not console.is_terminal:
+        console.width = PLAIN_WIDTH
+    return console
+
+
 def print_line(text: str, console: Console, style: str = "") -> None:
     """Print a line and never break it; only terminals get a style."""
     from rich.text import Text
@@ -126,7 +136,6 @@ def print_row(
     row.add_column(overflow="fold")
     texts = [Text(printable(text, kept="\n"), style=style) for text, style in cells]
     if not console.is_terminal:
-        console.width = PLAIN_WIDTH
         texts = [Text(text.plain.replace("\n", " ")) for text in texts]
     row.add_row(*texts)
     console.print(row)
@@ -144,8 +153,6 @@ def print_table(
     from rich.text import Text
 
     print_line(f"\n{title}", console, "bold")
-    if not console.is_terminal:
-        console.width = PLAIN_WIDTH
     padding = (0, GAP, 0, 0)
     heads = [Column(name, justify="right", overflow="fold") for name in columns]
     for head in heads:

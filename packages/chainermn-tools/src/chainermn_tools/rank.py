@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import traceback
+from importlib import util
 from typing import Any, NoReturn
 
 from _chainermn_events import emit, exit_code, pass_warning_on, rank_from_env
@@ -73,6 +74,7 @@ def main() -> None:
     atexit.register(_finish, process)
     try:
         if is_module:
+            _check_module(script)
             runpy.run_module(script, run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(script, run_name="__main__")
@@ -82,6 +84,17 @@ def main() -> None:
             atexit.unregister(_finish)
             long_events.emit("failed", status=status, **_describe(error))
         raise
+
+
+def _check_module(name: str) -> None:
+    """Leave with a sentence if there is no such module; runpy would show its own lines."""
+    try:
+        if util.find_spec(name) is not None:
+            return
+    except ModuleNotFoundError as error:
+        if not f"{name}.".startswith(f"{error.name}."):  # a package of it needs another
+            raise
+    sys.exit(f"there is no module {name}")
 
 
 def _log_to(folder: str) -> None:

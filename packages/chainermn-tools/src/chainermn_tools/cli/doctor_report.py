@@ -14,7 +14,13 @@ from rich.console import Console
 
 from chainermn_tools import environment
 from chainermn_tools.doctor import CheckResult, Context, Stage
-from chainermn_tools.formatting import format_count, print_line, print_row, print_text
+from chainermn_tools.formatting import (
+    format_count,
+    make_console,
+    print_line,
+    print_row,
+    print_text,
+)
 
 # Raised when a key of the JSON changes its name or its meaning; a new check or key is
 # no change.
@@ -83,7 +89,7 @@ def show_markdown(
 ) -> list[CheckResult]:
     """Print results and facts in Markdown, folded away below one line."""
     file = io.StringIO()
-    console = Console(file=file, force_terminal=False)
+    console = make_console(file=file)
     results = _show_all(stages, coming, console)
     console.print()
     environment.render(context.facts, console)
@@ -99,7 +105,7 @@ def show_text(
     stages: Sequence[Stage], coming: Iterable[CheckResult], _: Context
 ) -> list[CheckResult]:
     """Print the results as they come."""
-    return _show_all(stages, coming, Console())
+    return _show_all(stages, coming, make_console())
 
 
 def _show_all(

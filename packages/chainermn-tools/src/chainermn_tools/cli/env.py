@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 
 import click
-from rich.console import Console
 
 from chainermn_tools import environment, jobs
+from chainermn_tools.formatting import make_console
 
 
 @click.command()
@@ -31,4 +31,6 @@ def env(as_json: bool) -> None:
     else:
         # Open MPI gives each rank a terminal of its own, wherever mpiexec's output
         # goes.
-        environment.render(report, Console(force_terminal=False if place else None))
+        environment.render(
+            report, make_console(force_terminal=False if place else None)
+        )

@@ -7,9 +7,9 @@ import sys
 from typing import BinaryIO
 
 import click
-from rich.console import Console
 
 from chainermn_tools import explain as explaining
+from chainermn_tools.formatting import make_console
 
 
 @click.command()
@@ -47,7 +47,7 @@ def explain(ctx: click.Context, as_json: bool, file: str) -> None:
     if as_json:
         click.echo(json.dumps(explaining.as_dict(findings), indent=2))
     else:
-        explaining.render(findings, Console())
+        explaining.render(findings, make_console())
     if not findings.verdict and not findings.matches:
         ctx.exit(1)
 

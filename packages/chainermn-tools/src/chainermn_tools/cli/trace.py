@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from chainermn_tools.cli import options
 
@@ -48,7 +47,7 @@ def trace(
     Exit status: 0, or 2 when there is no trace, or a file can't be written.
     """
     from chainermn_tools import trace as traces
-    from chainermn_tools.formatting import printable
+    from chainermn_tools.formatting import make_console, printable
 
     try:
         run = traces.read(Path(folder), wanted)
@@ -60,6 +59,6 @@ def trace(
     if as_json:
         click.echo(json.dumps(summary, indent=2))
     else:
-        traces.render(summary, Console(highlight=False))
+        traces.render(summary, make_console())
     if output is not None:
         options.save("--output", output, lambda: traces.write_chrome_trace(run, output))

@@ -60,7 +60,8 @@ def driver(context: Context) -> CheckResult:
     found = context.facts["gpus"]["driver"]
     problem = found["unavailable"] if isinstance(found, dict) else " ".join(found)
     if "nvidia-smi on PATH" in problem:
-        return ok(f"{len(files)} GPUs; {problem}, which only shows them")
+        count = format_count(len(files), "GPU")
+        return ok(f"{count}; without nvidia-smi on PATH their names are unknown")
     hint = "install this kernel's driver again, or restart; nvidia-smi must work"
     return failed(problem, hint_for(problem, hint))
 
@@ -97,7 +98,7 @@ def nccl(context: Context) -> CheckResult:
         problem = found["unavailable"]
         return failed(problem, hint_for(problem, INSTALL_NCCL))
     if found == "absent":
-        message = "absent: with several ranks only flat and naive take arrays on GPUs"
+        message = "NCCL is not installed: only naive and flat then take arrays on GPUs"
         return warning(message, INSTALL_NCCL)
     timeout = context.share(NCCL_SECONDS_SHARE)
     oldest = environment.call_in_subprocess(oldest_nccl, timeout)
@@ -105,7 +106,7 @@ def nccl(context: Context) -> CheckResult:
     if version[:2] < oldest:
         wanted = ".".join(map(str, oldest))
         return failed(f"{found} is too old; {wanted} or newer is needed", INSTALL_NCCL)
-    return ok(found)
+    return ok(f"NCCL {found}")
 
 
 def oldest_nccl() -> list[int]:

@@ -59,7 +59,7 @@ def check_size(size: dict[str, int], ranks: int, vendor: str | None) -> CheckRes
     if free < least:
         return failed(f"{message}, too little for ranks to start", hint, **size)
     if free < enough:
-        message += f", and {ranks} ranks are fast with {enough // MIB} MiB only"
+        message += f"; {ranks} ranks are fast only with {enough // MIB} MiB or more"
         return warning(message, hint, **size)
     return ok(message, **size)
 

@@ -148,9 +148,9 @@ class RankJob:
                 f"belong to {vendor}, which mpi4py loads",
                 f"put the mpiexec of {vendor} first on PATH   # one from pip is beside python",
             )
-        success = f"each sees all {self.ranks}"
+        success = f"each rank sees all {self.ranks}"
         if self.ranks == 1:
-            success = "it sees itself"
+            success = "the only rank sees itself"
         return self.evaluate([MEET], success, NETWORK_HINT)
 
 
@@ -232,7 +232,7 @@ def thread_level(context: Context) -> CheckResult:
     if level == "multiple" or os.environ.get("MPI4PY_RC_THREAD_LEVEL"):
         return ok(message)
     return warning(
-        f"{message}: double buffering gains nothing then",
+        f"{message}: double buffering gains nothing from it",
         "unset MPICH_MAX_THREAD_SAFETY   # else use an MPI that was built for threads",
     )
 
@@ -262,4 +262,4 @@ def ranks_end(context: Context) -> CheckResult:
     if job.output.timed_out or job.output.status:
         hint = f"{HELLO}; echo $?   # must print 0 at the end"
         return job.ended("all ranks ended, but mpiexec did not end well", hint)
-    return job.evaluate([END], "all do", HELLO_HINT)
+    return job.evaluate([END], "all ranks ended", HELLO_HINT)

@@ -132,7 +132,7 @@ def _satisfies(version: str, requirement: Requirement) -> bool:
 def import_chainermn(context: Context) -> CheckResult:
     found = context.facts["imports"]
     origin = found["chainermn"]
-    message = f"it gives {origin}"
+    message = f"it imports {origin}"
     if origin is None:
         return skipped("only parts of ChainerMN are installed")
     if FACADE in origin:

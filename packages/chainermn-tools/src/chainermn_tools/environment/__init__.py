@@ -9,7 +9,6 @@ from .packages import distributions as distributions
 from .probe import call_in_subprocess as call_in_subprocess
 from .probe import run_concurrently as run_concurrently
 from .report import collect as collect
-from .report import collect_here as collect_here
 from .report import rank_facts as rank_facts
 from .report import render as render
 from .report import sections as sections

@@ -53,22 +53,7 @@ def collect(seconds: float = TIMEOUT_SECONDS) -> dict[str, Any]:
         ending in ``_bytes`` are numbers of bytes; None stands for what is not installed
         or not set.
     """
-    probes = _probes(seconds)
-    if rank_from_env() is not None:
-        probes["topology"] = lambda: topology(seconds)
-    return {"schema": SCHEMA, **run_concurrently(probes, MARGIN**2 * seconds)}
-
-
-def collect_here(seconds: float) -> dict[str, Any]:
-    """Collect the same, but for the schema and the topology; start no rank.
-
-    Each program gets so many seconds; all takes little longer.
-    """
-    return run_concurrently(_probes(seconds), MARGIN**2 * seconds)
-
-
-def _probes(seconds: float) -> dict[str, Callable[[], Any]]:
-    return {
+    probes: dict[str, Callable[[], Any]] = {
         "python": python,
         "packages": package_versions,
         "imports": import_origins,
@@ -78,6 +63,9 @@ def _probes(seconds: float) -> dict[str, Callable[[], Any]]:
         "gpus": lambda: gpus(seconds),
         "variables": variables,
     }
+    if rank_from_env() is not None:
+        probes["topology"] = lambda: topology(seconds)
+    return {"schema": SCHEMA, **run_concurrently(probes, MARGIN**2 * seconds)}
 
 
 def rank_facts() -> dict[str, Any]:

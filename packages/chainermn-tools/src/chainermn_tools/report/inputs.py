@@ -110,8 +110,12 @@ def _read(path: Path, kind: str, form: type) -> Any:
         if not text.strip():
             raise NoReport(f"{path} is empty")
         found = json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
-        raise NoReport(f"{path} can't be read as {FOUND[kind]}: {error}") from None
+    except OSError as error:
+        raise NoReport(f"{path} can't be read: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise NoReport(
+            f"{path} is not {FOUND[kind]}, or only a part of it: its JSON is damaged"
+        ) from None
     if not isinstance(found, form):
         raise NoReport(f"{path} is not {FOUND[kind]}")
     return found

@@ -7,7 +7,6 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +76,7 @@ def _warn(run: Run) -> None:
     if run.missing:
         missing = format_count(len(run.missing), "rank")
         listed = join_first(run.missing, MAX_LISTED)
-        run.warnings.append(f"no file that can be read of {missing}: {listed}")
+        run.warnings.append(f"no readable file of {missing}: {listed}")
     for trace in run.ranks.values():
         if trace.damaged:
             lines = format_count(trace.damaged, "line")
@@ -100,7 +99,7 @@ def _files(folder: Path) -> dict[str, list[Path]]:
 
 def _events(path: Path) -> Iterator[Any]:
     """Return the events of a file, one by one; None for a line that is none."""
-    with suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
+    with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             text = line.strip().rstrip(",")
             if text not in ("", "[", "]"):
@@ -118,24 +117,32 @@ def _calls(paths: Sequence[Path], run: Run) -> Iterator[tuple[float, ...]]:
     """Return the calls in files as rows of ``CALL``; the run gets all else that they hold."""
     names: dict[str, int] = {}
     for path in paths:
-        events = _events(path)
         try:
-            trace = _header(next(events, None))
+            yield from _calls_of(path, run, names)
+        except OSError as error:
+            run.warnings.append(f"{path.name} can't be read: {error.strerror}")
         except DAMAGE:
             run.warnings.append(
                 f"{path.name} is empty, or doesn't begin as a trace does"
             )
-            continue
-        run.ranks[trace.rank] = trace
-        for event in events:
-            try:
-                if event["ph"] == "X":
-                    yield _call(trace.rank, event, names)
-                else:
-                    _take(trace, event)
-            except DAMAGE:
-                trace.damaged += 1
     run.names[:] = names
+
+
+def _calls_of(
+    path: Path, run: Run, names: dict[str, int]
+) -> Iterator[tuple[float, ...]]:
+    """Return the calls in a file; raise what ``DAMAGE`` lists for a file that is no trace."""
+    events = _events(path)
+    trace = _header(next(events, None))
+    run.ranks[trace.rank] = trace
+    for event in events:
+        try:
+            if event["ph"] == "X":
+                yield _call(trace.rank, event, names)
+            else:
+                _take(trace, event)
+        except DAMAGE:
+            trace.damaged += 1
 
 
 def _header(event: Any) -> RankTrace:

@@ -32,7 +32,7 @@ def summarize(
         warnings.append(f"raised on a rank: {', '.join(raised)}")
     if incomplete:
         lacking = format_count(incomplete, "collective call")
-        warnings.append(f"{lacking} without all ranks, not counted above")
+        warnings.append(f"{lacking} lacking a rank, not counted above")
     longest = sorted(collectives, key=lambda call: -call.others_waited_seconds)
     return {
         "schema": SCHEMA,
