@@ -93,7 +93,7 @@ def heading(key: str) -> str:
 
 
 def make_console(**how: Any) -> Console:
-    """Return a console, by default of standard output, that folds nothing but on a terminal."""
+    """Return a console, of standard output by default, that folds lines only on a terminal."""
     from rich.console import Console
 
     console = Console(highlight=False, **how)
@@ -125,7 +125,7 @@ def print_row(
 ) -> None:
     """Print texts with their styles side by side; the last one has no width.
 
-    A terminal folds what is too long for it; elsewhere each text is one line.
+    The console folds what is too long for it; outside of a terminal each text is one line.
     """
     from rich.table import Table
     from rich.text import Text

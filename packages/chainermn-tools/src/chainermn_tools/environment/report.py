@@ -100,8 +100,7 @@ def _printable(value: str) -> str:
 def render(report: dict[str, Any], console: Console) -> None:
     """Print a report that :func:`collect` returned on the console.
 
-    On a terminal long values are folded to its width; elsewhere each value is one line,
-    whatever its length, so that it can be searched.
+    Long values are folded to the console's width.
     """
     for name, rows in sections(report):
         print_line(name, console, "bold")
