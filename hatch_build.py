@@ -1,4 +1,8 @@
-"""Writes the stubs of `chainermn`, by which type checkers see its modules."""
+"""Writes the stubs of `chainermn`, by which type checkers see its modules.
+
+Hatchling runs it at each build, so they always agree with the table that the modules are
+made of.
+"""
 
 import re
 import runpy

@@ -24,12 +24,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
-from tests.mutation.chosen import CHOSEN
 from tests.mutation.executions import ROOT, Executions, file_of, node_of, ranks_of
 from tests.mutation.faults import Fault, draw
 
@@ -45,9 +44,9 @@ START_SECONDS = 40.0
 # Tests that are quicker than this start no job, and don't fail by chance.
 MOMENT = 1.0
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S.*?)(?: - .*)?$", re.M)
-# pytest's statuses: when all passed, and when it found no test.
+# pytest's statuses: when all passed, and when it doesn't know a test.
 PASSED = 0
-NO_TESTS = 5
+UNKNOWN = 4
 # Marks the processes of a fault, so that none is left when it is judged.
 MARK = "MUTATION_RUN"
 # As in the Makefile.
@@ -57,19 +56,6 @@ IN_WORLDS = {
     "MPIR_CVAR_CH4_PROGRESS_THROTTLE_NO_PROGRESS_COUNT": "1",
     "OMP_NUM_THREADS": "1",
 }
-
-
-@dataclass(frozen=True)
-class Row:
-    """What became of a fault."""
-
-    package: str
-    place: str  # the file and its line
-    was: str
-    now: str
-    found_by: str  # the test that failed, or what else went wrong; "" if it was missed
-    tests: int  # that execute the line
-    seconds: float
 
 
 def is_alone(execution: str) -> bool:
@@ -92,12 +78,11 @@ def parts(tests: set[str], seconds: dict[str, float]) -> Iterator[list[str]]:
     yield from filter(None, rest)
 
 
-def command(executions: list[str]) -> list[str]:
-    """What runs these, all of one kind, until one fails."""
+def command(executions: list[str], nodes: str) -> list[str]:
+    """What runs these, all of one kind, until one fails; a file has their nodes."""
     ranks = ranks_of(executions[0])
     pytest = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-    pytest += ["--full", "-p", "tests.mutation.chosen"]
-    pytest += dict.fromkeys(map(file_of, executions))
+    pytest.append(f"@{nodes}")
     if ranks:
         mpiexec = Path(sys.executable).with_name("mpiexec")
         return [str(mpiexec), "-n", str(ranks), *pytest, "--world"]
@@ -122,9 +107,8 @@ def failing(executions: list[str], seconds: dict[str, float]) -> str:
     with tempfile.NamedTemporaryFile("w+") as chosen, tempfile.TemporaryFile() as out:
         chosen.write("\n".join(map(node_of, executions)))
         chosen.flush()
-        environment[CHOSEN] = chosen.name
         process = subprocess.Popen(
-            command(executions),
+            command(executions, chosen.name),
             cwd=ROOT,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -142,7 +126,7 @@ def failing(executions: list[str], seconds: dict[str, float]) -> str:
         output = out.read().decode(errors="replace")
     if status == PASSED:
         return ""
-    if status == NO_TESTS:
+    if status == UNKNOWN:
         sys.exit(f"the record has tests that aren't there: make mutation-map\n{output}")
     found = FAILED.search(output)
     return found[1] if found else f"status {status}"
@@ -183,20 +167,11 @@ def judge(fault: Fault, seconds: dict[str, float]) -> str:
     return ""
 
 
-def read(file: Path) -> list[Row]:
+def read(file: Path) -> list[dict[str, Any]]:
     """The rows that a run has written so far."""
     if not file.exists():
         return []
-    return [Row(**json.loads(line)) for line in file.read_text().splitlines()]
-
-
-def summarize(found: list[Row]) -> None:
-    """Print what was missed, and how much was found."""
-    missed = [row for row in found if not row.found_by]
-    for row in missed:
-        print(f"missed {row.place}: {row.was}  ->  {row.now}")
-    minutes = sum(row.seconds for row in found) / 60
-    print(f"found {len(found) - len(missed)} of {len(found)} in {minutes:.0f} min")
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def git(*words: str) -> str:
@@ -212,39 +187,41 @@ def main() -> None:
     parser.add_argument("--package", choices=NUMBERS, required=True)
     parser.add_argument("--number", type=int, help="of faults (30; 15 of the smaller)")
     parser.add_argument("--seed", type=int, default=4)
-    parser.add_argument("--map", type=Path, default=ROOT / ".mutation")
-    parser.add_argument("--results", type=Path, default=ROOT / "result" / "mutation")
     options = parser.parse_args()
-    if not (options.map / "data").exists():
-        parser.error(f"{options.map} has no record of executions: make mutation-map")
-    executions = Executions(options.map)
+    folder = ROOT / ".mutation"
+    if not (folder / "data").exists():
+        parser.error("there is no record of executions: make mutation-map")
+    executions = Executions(folder)
     trees = "packages", "src", "tests", ":!tests/mutation"
     if git("diff", executions.commit, "--", *trees):
-        parser.error(f"{options.map} has the record of another tree: make mutation-map")
+        parser.error("the record of executions is another tree's: make mutation-map")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
 
-    number = options.number or NUMBERS[options.package]
-    options.results.mkdir(parents=True, exist_ok=True)
+    results = ROOT / "result" / "mutation"
+    results.mkdir(parents=True, exist_ok=True)
     name = f"{options.package}-{options.seed}-{executions.commit[:8]}.jsonl"
-    file = options.results / name
-    done = len(read(file))
+    file = results / name
+    number = options.number or NUMBERS[options.package]
     drawn = draw(options.package, options.seed, executions)
-    for fault in itertools.islice(drawn, done, number):
+    for fault in itertools.islice(drawn, len(read(file)), number):
         start = time.monotonic()
-        row = Row(
-            package=options.package,
-            place=f"{fault.path.relative_to(ROOT)}:{fault.line}",
-            was=fault.was,
-            now=fault.now,
-            found_by=judge(fault, executions.seconds),
-            tests=len(fault.tests),
-            seconds=round(time.monotonic() - start, 1),
-        )
-        with file.open("a") as results:
-            results.write(json.dumps(vars(row)) + "\n")
-        said = row.found_by or "MISSED"
-        print(f"{row.place}: {said}, {row.seconds:g} s", flush=True)
-    summarize(read(file))
+        row = {
+            "package": options.package,
+            "place": f"{fault.path.relative_to(ROOT)}:{fault.line}",
+            "was": fault.was,
+            "now": fault.now,
+            # The test that failed, or what else went wrong; "" if it was missed.
+            "found_by": judge(fault, executions.seconds),
+            "tests": len(fault.tests),  # that execute the line
+        }
+        row["seconds"] = round(time.monotonic() - start, 1)
+        line = json.dumps(row)
+        with file.open("a") as lines:
+            lines.write(f"{line}\n")
+        print(line, flush=True)
+    rows = read(file)
+    missed = [row["place"] for row in rows if not row["found_by"]]
+    print(f"missed {len(missed)} of {len(rows)}:", *missed, sep="\n")
 
 
 if __name__ == "__main__":

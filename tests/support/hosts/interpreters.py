@@ -2,7 +2,7 @@
 
     python -m tests.support.hosts.interpreters 3.15 -- scripts/stages test test-ci PYTHON=
 
-runs a command with one of them, by default with another one than runs this.
+runs a command with one of them.
 """
 
 from __future__ import annotations
@@ -59,13 +59,6 @@ def _runs(python: str) -> bool:
         return False
 
 
-def other() -> str:
-    """The newest version that is found here and isn't running this, else the newest of all."""
-    running = "%d.%d" % sys.version_info[:2]  # noqa: UP031
-    found = [version for version in PYTHONS if version in found_interpreters()]
-    return ([version for version in found if version != running] or [PYTHONS[-1]])[-1]
-
-
 def main(version: str, *command: str) -> int:
     """Run a command that ends with ``PYTHON=``, here or in Debian's unstable suite."""
     if version in found_interpreters():
@@ -80,7 +73,5 @@ def main(version: str, *command: str) -> int:
 
 
 if __name__ == "__main__":
-    before = sys.argv[1 : sys.argv.index("--")]
-    sys.exit(
-        main(before[0] if before else other(), *sys.argv[sys.argv.index("--") + 1 :])
-    )
+    wanted, _, *words = sys.argv[1:]
+    sys.exit(main(wanted, *words))
