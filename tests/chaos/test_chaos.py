@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.hosts.virtual_hosts import Cluster, missing
 
-from .faults import EACH, KINDS, MOMENTS, draw, is_possible
+from .faults import EACH, KINDS, MOMENTS, draw
 from .monitors import disturbed
 from .runs import HOSTS
 from .trials import BESIDE, Trials, figures
@@ -86,17 +86,7 @@ def test_drawn_failures_end_their_jobs_in_time_and_are_named(cluster, tmp_path_f
     assert all(row.holds for row in rows), rows
 
 
-def test_each_fault_is_tried_and_drawn_at_each_moment_and_at_random_times():
+def test_each_fault_is_tried_at_some_moment_and_each_moment_has_one():
     assert {case.kind for case in EACH} == {*KINDS}
     assert {case.moment for case in EACH} == {*MOMENTS}
-    drawn = [draw(seed) for seed in range(2000)]
-    points = {(case.kind, case.moment) for case in drawn if case.moment}
-    assert points == {
-        (kind, moment)
-        for kind in KINDS
-        for moment in MOMENTS
-        if is_possible(kind, moment)
-    }
-    at_random = {case.kind for case in drawn if case.moment is None}
-    assert at_random > {"exception", "SIGTERM", "SIGKILL", "SIGSTOP", "link"}
     assert draw(7) == draw(7)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -101,11 +101,10 @@ def _run(code: str) -> str:
 
 def _difference(before: str, after: str) -> tuple[int, str, str]:
     """The first line that differs: its number, what it was, and what it is."""
-    old = before.splitlines()
-    new = after.splitlines()
-    for kind, a, b, c, d in difflib.SequenceMatcher(None, old, new).get_opcodes():
-        if kind != "equal":
-            return a + 1, " ".join(old[a:b]).strip(), " ".join(new[c:d]).strip()
+    lines = zip_longest(before.splitlines(), after.splitlines(), fillvalue="")
+    for number, (was, now) in enumerate(lines, 1):
+        if was != now:
+            return number, was.strip(), now.strip()
     raise ValueError("nothing differs")
 
 

@@ -1,12 +1,13 @@
 """Fresh environments to install the distributions into: made by uv, thrown away afterwards."""
 
+import fcntl
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -109,20 +110,39 @@ def pytest_report_collectionfinish(items: list[pytest.Item]) -> list[str]:
     ]
 
 
+Make = Callable[[Path], object]
+
+
 @pytest.fixture(scope="session")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Make], Path]:
+    """Gives the folder of a name, filled by the first worker of pytest-xdist that asks for it."""
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent
+
+    def find(name: str, make: Make) -> Path:
+        folder = base / name
+        made = base / f"{name}.made"
+        with open(base / f"{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not made.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # of one who failed
+                make(folder)
+                made.touch()
+        return folder
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def wheels(made_once) -> dict[str, Path]:
     """The five distributions, each built as sdist and from that as wheel: name to wheel."""
-    folder = tmp_path_factory.mktemp("dist")
-    run(
-        find_uv_bin(),
-        "build",
-        "-q",
-        "--no-sources",
-        "--all-packages",
-        "-o",
-        folder,
-        ROOT,
-    )
+
+    def build(folder: Path) -> None:
+        how = ("-q", "--no-sources", "--all-packages", "-o", folder)
+        run(find_uv_bin(), "build", *how, ROOT)
+
+    folder = made_once("dist", build)
     assert len(list(folder.glob("*.tar.gz"))) == 5
     return {
         file.name.split("-")[0].replace("_", "-"): file for file in folder.glob("*.whl")
@@ -136,7 +156,27 @@ def find_links(wheels: dict[str, Path]) -> tuple[str | Path, ...]:
 
 
 @pytest.fixture(scope="session")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Environment]:
+def environment_once(made_once) -> Callable[..., Environment]:
+    """Gives the environment of a name, which is filled once and not to be changed."""
+
+    def find(
+        name: str,
+        fill: Callable[[Environment], object],
+        python: str = sys.executable,
+    ) -> Environment:
+        def make(folder: Path) -> None:
+            run(find_uv_bin(), "venv", "-q", "--python", python, folder)
+            fill(Environment(folder))
+
+        return Environment(made_once(name, make))
+
+    return find
+
+
+@pytest.fixture
+def environment(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[..., Environment]:
     """Makes an environment: `environment()` or `environment(python)`, or a copy `of` one."""
 
     def make(
@@ -145,33 +185,33 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Envir
         folder = tmp_path_factory.mktemp("env")
         if of is None:
             run(find_uv_bin(), "venv", "-q", "--python", python, folder)
-        else:  # links, which installers replace and don't write to: what takes long is done once
-            run("cp", "-al", f"{of.folder}/.", folder)
-            shutil.rmtree(folder / "work", ignore_errors=True)  # of what has run there
+            return Environment(folder)
+        # Links, which installers replace and don't write to: what takes long is done once.
+        run("cp", "-al", f"{of.folder}/.", folder)
+        shutil.rmtree(folder / "work", ignore_errors=True)  # of what has run there
         return Environment(folder)
 
     return make
 
 
 @pytest.fixture(scope="session")
-def everything(environment, wheels, find_links) -> Environment:
+def everything(environment_once, wheels, find_links) -> Environment:
     """All five distributions as wheels, by name, Chainer, and an MPI; not to be changed."""
-    env = environment()
-    env.install(
-        f"chainermn[mpich]=={wheels['chainermn'].name.split('-')[1]}", *find_links
-    )
-    return env
+    version = wheels["chainermn"].name.split("-")[1]
+    what = f"chainermn[mpich]=={version}", *find_links
+    return environment_once("everything", lambda env: env.install(*what))
 
 
 @pytest.fixture(scope="session")
-def environment_on(environment, wheels) -> Callable[[str, str], Environment]:
+def environment_on(environment_once, wheels) -> Callable[[str, str], Environment]:
     """Chainer, the finder and an MPI on one Python and NumPy; each made once, not to be changed."""
 
-    @cache
-    def make(python: str, numpy: str) -> Environment:
-        env = environment(found_interpreters()[python])
-        env.install(numpy, "chainer", wheels["chainermn-comm"], "mpich")
-        env.uninstall("setuptools")
-        return env
+    def find(python: str, numpy: str) -> Environment:
+        def fill(env: Environment) -> None:
+            env.install(numpy, "chainer", wheels["chainermn-comm"], "mpich")
+            env.uninstall("setuptools")
 
-    return make
+        name = f"{python}-{re.sub(r'[^.0-9]', '', numpy)}"
+        return environment_once(name, fill, found_interpreters()[python])
+
+    return find

@@ -1,15 +1,14 @@
 """Each distribution installs and imports alone, ships what it should, and depends rightly."""
 
-import ast
 import re
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterator
 from email.message import Message
 from email.parser import Parser
 from pathlib import Path
 
+import grimp  # type: ignore[import-untyped]
 import pytest
 
 from tests.support.hosts.interpreters import PYTHONS, found_interpreters
@@ -122,51 +121,21 @@ def test_wheels_and_sdists_hold_licence_readme_and_types_and_no_files_under_chai
         assert ("CHANGELOG.md" in names) == (name == "chainermn")
 
 
-def test_sibling_versions_agree(wheels):
-    """Each accepts the siblings built beside it, and no later major version."""
-    versions = {name: metadata(wheel)["Version"] for name, wheel in wheels.items()}
-    for name, wheel in wheels.items():
-        needs = requirements(wheel)
-        assert {sibling for sibling in needs if sibling in TREES} == TREES[name] - {
-            name
-        }
-        for sibling in TREES[name] - {name}:
-            major, minor = versions[sibling].split(".")[:2]
-            bound = re.fullmatch(r"~=(\d+)\.(\d+)", needs[sibling])
-            assert bound, f"{name} needs {sibling}{needs[sibling]}"
-            assert bound[1] == major
-            assert int(bound[2]) <= int(minor)
-
-
-def imported(tree: ast.AST) -> Iterator[str]:
-    """The top-level names that a module imports at run time."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            if node.level == 0 and node.module:
-                yield node.module.partition(".")[0]
-        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            yield from (name for other in node.orelse for name in imported(other))
-        else:
-            yield from imported(node)
-
-
 @pytest.mark.parametrize("name", TREES)
-def test_imports_are_declared_and_point_the_right_way(name, wheels):
-    source = ROOT / "src" if name == "chainermn" else ROOT / "packages" / name / "src"
-    known = {
-        MODULES[name],
-        *(need.replace("-", "_") for need in requirements(wheels[name])),
-    }
-    if "chainermn_comm" in known:
-        known |= {f"_chainermn_{part}" for part in BESIDE_COMM}
+def test_imports_are_declared(name, wheels):
+    """Which of them are ours, and in which order, is held by `lint-imports`."""
+    known = {need.replace("-", "_") for need in requirements(wheels[name])}
     known |= sys.stdlib_module_names | OPTIONAL | TRIED.get(name, set())
-    modules = list(source.rglob("*.py"))
-    assert modules
-    for file in modules:
-        foreign = set(imported(ast.parse(file.read_text()))) - known
-        assert not foreign, f"{file} imports {foreign}"
+    if "chainermn_comm" in known | {MODULES[name]}:
+        known |= {f"_chainermn_{part}" for part in BESIDE_COMM}
+    graph = grimp.build_graph(
+        MODULES[name],
+        include_external_packages=True,
+        exclude_type_checking_imports=True,
+        cache_dir=None,
+    )
+    found = {module.partition(".")[0] for module in graph.modules}
+    assert found - known == {MODULES[name]}
 
 
 def test_lowest_versions_declared_install_and_work(wheels, environment):

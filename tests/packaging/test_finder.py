@@ -1,12 +1,9 @@
 """`import chainermn` and `import chainer` are made right however things were installed."""
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
-from tests.support.jobs import commands
 from tests.support.jobs.scripts import ROOT
 
 EDITABLE = [*sorted((ROOT / "packages").iterdir()), ROOT]
@@ -28,18 +25,12 @@ def is_ours(printed: str) -> bool:
     return printed.strip().endswith("chainermn_facade/__init__.py")
 
 
-@pytest.fixture(scope="module")
-def needs(environment):
-    """What the five distributions need from elsewhere, and what builds them, without Chainer."""
-    env = environment()
-    needed = "mpich mpi4py numpy click rich threadpoolctl six filelock typing_extensions protobuf"
-    env.install(*needed.split(), "pip", "hatchling")
-    return env
-
-
 @pytest.fixture
-def bare(environment, needs):
-    return environment(of=needs)
+def bare(environment, environment_once):
+    """What the five distributions need from elsewhere, and what builds them, without Chainer."""
+    needs = "mpich mpi4py numpy click rich threadpoolctl six filelock typing_extensions protobuf"
+    what = (*needs.split(), "pip", "hatchling")
+    return environment(of=environment_once("needs", lambda env: env.install(*what)))
 
 
 def install(installer, env, *what):
@@ -125,30 +116,22 @@ def test_target_folder_is_served_by_import_of_chainermn_comm(bare, wheels, tmp_p
         bare.run("-c", f"import {name}, chainer; chainer.Variable", env=path)
 
 
-def test_an_interpreter_that_imports_neither_pays_almost_nothing(everything):
+def test_an_interpreter_that_imports_neither_pays_almost_nothing(
+    environment, everything
+):
     """Start-up imports one module of ours and none besides; it reads no other file."""
+    env = environment(of=everything)
     asked = "import sys, json; print(json.dumps(sorted(sys.modules)))"
-    with_us = set(json.loads(everything.run("-I", "-c", asked)))
-    files = [
-        everything.site_packages / f"chainermn.{suffix}" for suffix in ("pth", "start")
-    ]
-    for file in files:  # which of them counts follows from the Python
-        file.rename(f"{file}.away")
+    with_us = set(json.loads(env.run("-I", "-c", asked)))
+    unrelated = "import json, argparse, importlib.metadata, sys;"
+    env.run("-c", f"{unrelated} assert '_chainermn_startup.repairs' not in sys.modules")
+    for suffix in ("pth", "start"):  # which of them counts follows from the Python
+        (env.site_packages / f"chainermn.{suffix}").unlink()
     # From Python 3.15 on, `site` imports modules of its own where there is a start-up
     # file at all.
-    other = everything.site_packages / "other.start"
-    other.write_text("sys:getswitchinterval\n")
-    try:
-        without = set(json.loads(everything.run("-I", "-c", asked)))
-    finally:
-        other.unlink()
-        for file in files:
-            Path(f"{file}.away").rename(file)
+    (env.site_packages / "other.start").write_text("sys:getswitchinterval\n")
+    without = set(json.loads(env.run("-I", "-c", asked)))
     assert with_us - without == {"_chainermn_startup"}
-    unrelated = "import json, argparse, importlib.metadata, sys;"
-    everything.run(
-        "-c", f"{unrelated} assert '_chainermn_startup.repairs' not in sys.modules"
-    )
 
 
 def test_start_file_names_what_the_pth_file_calls(everything):
@@ -163,37 +146,3 @@ def test_start_file_names_what_the_pth_file_calls(everything):
         "names = [getattr(finder, '__name__', '') for finder in sys.meta_path]\n"
         "assert names.index('Finder') < names.index('PathFinder')\n",
     )
-
-
-TYPED = """
-import chainermn
-import chainermn.datasets
-from chainermn.communicators import RankMismatchError
-comm = chainermn.create_communicator('naive')
-reveal_type(comm)
-reveal_type(comm.rank)
-reveal_type(chainermn.__version__)
-reveal_type(chainermn.global_except_hook.add_hook)
-chainermn.no_such_name
-chainermn.create_communicator(no_such_argument=1)
-"""
-
-
-def test_type_checkers_see_ours(everything, tmp_path):
-    (tmp_path / "script.py").write_text(TYPED)
-    mypy = (sys.executable, "-m", "mypy", "--python-executable", everything.python)
-    done = commands.run(*mypy, "--config-file=", "script.py", cwd=tmp_path)
-    told = done.stdout
-    assert 'Revealed type is "chainermn_comm.' in told, told + done.stderr
-    assert told.count('Revealed type is "int"') + told.count('"builtins.int"') == 1, (
-        told
-    )
-    assert told.count('Revealed type is "str"') + told.count('"builtins.str"') == 1, (
-        told
-    )
-    assert 'Module has no attribute "no_such_name"' in told
-    assert (
-        'Unexpected keyword argument "no_such_argument" for "create_communicator"'
-        in told
-    )
-    assert told.count("error:") == 2, told

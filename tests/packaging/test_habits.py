@@ -1,20 +1,16 @@
 """GitHub and commits run what `make` runs, on the Pythons that we support."""
 
 import re
-import tomllib
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import yaml
 
 from tests.support.hosts.interpreters import PYTHONS
-from tests.support.jobs.commands import BIN, invoke, run
+from tests.support.jobs.commands import BIN, run
 from tests.support.jobs.scripts import ROOT
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-FORM = ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml"
-MAKE = re.compile(r"\b(?:make|scripts/stages)((?: [a-z][\w-]*\b(?!=))+)")
 
 
 def read(name: str) -> Any:
@@ -26,17 +22,6 @@ def jobs() -> Iterator[tuple[str, dict[str, Any]]]:
     for path in WORKFLOWS:
         for name, job in read(f".github/workflows/{path.name}")["jobs"].items():
             yield f"{path.stem} {name}", job
-
-
-def commands(workflow: str = "") -> str:
-    """All that the jobs of a workflow, or of all of them, run."""
-    steps = [
-        step
-        for name, job in jobs()
-        if workflow in name
-        for step in job.get("steps", [])
-    ]
-    return "\n".join(step["run"] for step in steps if "run" in step)
 
 
 def test_actionlint_finds_nothing_in_the_workflows():
@@ -56,24 +41,6 @@ def test_all_supported_pythons_are_tested_and_no_other_is_named():
             step.get("with", {}).get("python-version") for step in job.get("steps", [])
         }
     assert named - {None, "${{ matrix.python }}"} <= set(PYTHONS)
-
-
-def targets_in(text: str) -> set[str]:
-    """All that a text has `make` make."""
-    return {target for found in MAKE.findall(text) for target in found.split()}
-
-
-def test_tests_are_those_of_the_submissions():
-    """What `.ci/run` makes; `make` and installers know all that a workflow names."""
-    submission = targets_in((ROOT / ".ci" / "run").read_text())
-    assert {"test", "test-ci"} < submission
-    assert targets_in(commands("tests ")) == submission
-    targets = re.findall(
-        r"^([\w-]+)(?: [\w-]+)*:", (ROOT / "Makefile").read_text(), re.M
-    )
-    assert targets_in(commands()) <= set(targets)
-    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
-    assert set(re.findall(r"--group ([\w-]+)", commands())) <= set(groups)
 
 
 def test_each_job_ends_and_may_do_little():
@@ -96,13 +63,3 @@ def test_commits_are_checked_by_what_make_lint_runs():
     made = [line.strip().replace("$(BIN)", ".venv/bin") for line in recipe.splitlines()]
     assert [hook["entry"] for hook in repository["hooks"]] == made
     assert not any(hook["pass_filenames"] for hook in repository["hooks"])
-
-
-@pytest.mark.parametrize("command", ["env", "doctor --report"])
-def test_a_bugs_form_asks_for_what_commands_print(command):
-    asked = [field["attributes"].get("label", "") for field in read(FORM)["body"]]
-    assert f"What does `chainermn {command}` print?" in asked
-    name, *options = command.split()
-    shown = invoke(name, "--help")
-    assert shown.exit_code == 0
-    assert all(option in shown.output for option in options)

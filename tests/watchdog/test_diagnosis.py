@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 
 import pytest
@@ -20,40 +21,61 @@ from tests.support.watchdog.watched_ranks import (
     sending,
 )
 
+# What ranks do from 0 on, and which are suspected in this order. `in` and `out` stand for
+# the collective call that a rank is in or was in last, 5 and 4 unless another number
+# follows; `from 1` and `to 1` for messages.
+CASES = """
+in, out, in: 1
+in, in, out: 2
+in, in, out 5: nobody, since rank 2 has left the call that the others are still in
+in, in, in: nobody
+in, out, out stopped: 2 1
+in, out stopped, out gone: 2 1
+in stopped, in, in: 0, in the very call
+in, in gone, in: 1
+from 1, from 2, out: 2, since rank 0 waits for 1, which waits for 2
+from 1, to 0, out: 0 1
+from 1, from 0, out: 0 1
+in, from 0, in: 1 0
+in, in 4, out 3: 2, since rank 1 is a call behind the others and waits for a rank in no call
+in, in: nobody, as nothing is known of rank 2
+in 4, in 5: nobody, since rank 0 is late only because it waits for rank 2
+from 2, in: 0
+"""
+WORDS = re.compile(r"(in|out|from|to)(?: (\d))?(?: (stopped|gone))?")
+
 
 def root_causes(them):
     waiting = [(rank, one) for rank in them for one in rank.waits if rank.state != GONE]
     return [rank.world for rank in WaitGraph(them).root_causes(waiting)]
 
 
+@pytest.mark.parametrize("case", CASES.strip().splitlines())
+def test_suspects(case):
+    doing, _, expected = case.partition(": ")
+    calls = []
+    states = {}
+    for rank, words in enumerate(doing.split(", ")):
+        what, number, state = WORDS.fullmatch(words).groups()
+        make = {"in": inside, "out": outside, "from": receiving, "to": sending}[what]
+        arguments = [int(number)] if number else []
+        calls.append(make(rank, *arguments))
+        if state:
+            states[rank] = {"stopped": STOPPED, "gone": GONE}[state]
+    suspected = [int(rank) for rank in re.findall(r"\d", expected.partition(",")[0])]
+    assert root_causes(ranks(*calls, states=states)) == suspected
+
+
 @pytest.mark.parametrize(
     ("them", "expected"),
     [
-        (ranks(inside(0), outside(1), inside(2)), [1]),
-        (ranks(inside(0), inside(1), outside(2)), [2]),
-        # It has left the call that the others are still in.
-        (ranks(inside(0), inside(1), outside(2, sequence=5)), []),
-        (ranks(inside(0), inside(1), inside(2)), []),
-        (ranks(inside(0), outside(1), outside(2), states={2: STOPPED}), [2, 1]),
-        (
-            ranks(inside(0), outside(1), outside(2), states={1: STOPPED, 2: GONE}),
-            [2, 1],
-        ),
-        # Stopped in the very call.
-        (ranks(inside(0), inside(1), inside(2), states={0: STOPPED}), [0]),
-        (ranks(inside(0), inside(1), inside(2), states={1: GONE}), [1]),
         # Ended well, before the call or after it.
         (ranks(inside(0), (outside(1), ENDED), inside(2)), [1]),
         (ranks(inside(0), (outside(1, 5), ENDED), inside(2), states={1: GONE}), []),
-        # Rank 0 waits for 1, which waits for 2.
-        (ranks(receiving(0, 1), receiving(1, 2), outside(2)), [2]),
-        (ranks(receiving(0, 1), sending(1, 0), outside(2)), [0, 1]),
+        (ranks((outside(0), ENDED), outside(1), (outside(2), ENDED)), [1]),
+        # Tags that don't match, or may.
         (ranks(receiving(0, 1, tag=1), sending(1, 0, tag=2), outside(2)), [0, 1]),
         (ranks(receiving(0, 1, tag=-1), sending(1, 0, tag=2), outside(2)), [0, 1]),
-        (ranks(receiving(0, 1), receiving(1, 0), outside(2)), [0, 1]),
-        (ranks(inside(0), receiving(1, 0), inside(2)), [1, 0]),
-        # A call behind the others', which waits for a rank in no call.
-        (ranks(inside(0), inside(1, 4), outside(2, 3)), [2]),
         # Two communicators: 0 waits for 1, which waits in the other one for 2, or for
         # 0.
         (
@@ -71,15 +93,9 @@ def root_causes(them):
             ),
             [1, 0],
         ),
-        (ranks((outside(0), ENDED), outside(1), (outside(2), ENDED)), [1]),
-        # We know nothing of rank 2.
-        (ranks(inside(0), inside(1)), []),
-        # Rank 0 is late only because it waits for rank 2.
-        (ranks(inside(0, 4), inside(1, 5)), []),
-        (ranks(receiving(0, 2), inside(1)), [0]),
     ],
 )
-def test_suspects(them, expected):
+def test_suspects_of_several_calls(them, expected):
     assert root_causes(them) == expected
 
 
