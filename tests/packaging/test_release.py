@@ -2,12 +2,10 @@
 
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.jobs.commands import run
 from tests.support.jobs.scripts import ROOT, imported
 
 SCRIPT = ROOT / "scripts" / "release.py"
@@ -76,42 +74,16 @@ def test_versions_pins_and_the_changelog_move_together_and_nothing_else(script, 
         assert all(re.search(r"version|~=|^## ", line) for line in changed)
 
 
-def test_a_second_release_needs_to_say_what_changed(script, tree):
-    script.release(tree, "7.8.9", "2030-01-02")
-    before = texts(tree)
-    with pytest.raises(ValueError, match="begin it with what changed"):
-        script.release(tree, "7.9.0", "2030-02-03")
-    assert texts(tree) == before
-    released = (tree / "CHANGELOG.md").read_text().removeprefix("# Changelog\n\n")
-    (tree / "CHANGELOG.md").write_text(UNRELEASED.format("7.9") + released)
-    script.release(tree, "7.9.0", "2030-02-03")
-    log = (tree / "CHANGELOG.md").read_text()
-    assert re.findall(r"^## .*", log, re.M) == [
-        "## 7.9.0 (2030-02-03)",
-        "## 7.8.9 (2030-01-02)",
-    ]
-
-
-BAD = "chainermn-train/pyproject.toml"
-WRONG = (("1.0", "three numbers"), ("v7.8.9", "three"), ("0.0.1", "later than"))
-
-
 @pytest.mark.parametrize(
-    ("version", "told"), [*WRONG, ("7.8.9", f"{BAD}: has no line")]
+    ("version", "told"),
+    [("7.9", "three numbers"), ("v7.9.0", "three"), ("7.9.0", "begin .*CHANGELOG.md")],
 )
 def test_what_can_not_be_released_changes_nothing(script, tree, version, told):
-    if BAD in told:
-        (tree / "packages" / BAD).write_text("[project]\n")
+    script.release(tree, "7.8.9", "2030-01-02")
     before = texts(tree)
-    with pytest.raises(ValueError, match=re.escape(told)):
-        script.release(tree, version, "2030-01-02")
+    with pytest.raises(ValueError, match=told):
+        script.release(tree, version, "2030-02-03")
     assert texts(tree) == before
-
-
-def test_the_command_tells_what_is_wrong():
-    done = run(sys.executable, SCRIPT, "seven")
-    assert done.returncode == 2
-    assert "a version is three numbers such as 2.1.0, not 'seven'" in done.stderr
 
 
 def test_what_is_built_runs_the_readmes_script(everything, tmp_path):
