@@ -45,18 +45,6 @@ def check_results(out: Path, files: set[str]) -> None:
 
 
 @pytest.mark.world
-@pytest.mark.ranks(1, 2, 3, 4)
-def test_any_number_of_ranks_learns(world, folder):
-    share = 40 // world.size  # as many steps, however many ranks
-    out = train_here(MNIST, *SMALL[:-1], share)
-    check_results(folder / "result", {"log", "model.npz", "curves.png"})
-    assert out.count(f"1440 digits to learn, 357 to test; batch {share} a rank") == 1
-    assert out.count(f"communicator hierarchical, ranks {world.size}, nodes 1") == 1
-    accuracy = log_of(folder / "result")[-1]["validation/main/accuracy"]
-    assert out.count(f"validation accuracy {accuracy:.4f}") == 1
-
-
-@pytest.mark.world
 @pytest.mark.sizes(2)
 def test_without_matplotlib_a_line_says_so(folder, monkeypatch):
     for module in [name for name in sys.modules if name.startswith("matplotlib.")]:
