@@ -27,9 +27,9 @@ def explain(ctx: click.Context, as_json: bool, file: str) -> None:
     FILE is no folder: of `chainermn launch --log-dir logs`, give the file of the rank that
     failed, as in logs/rank-1.log.
 
-    If ChainerMN itself says in the log which rank failed first, or the log ends with a
-    traceback, that comes first, with the next step. Then come known errors: causes
-    first, and last what only says that something else failed.
+    Known errors are printed first: causes, then lines which only say that something else
+    failed. If ChainerMN itself says in the log which rank failed first, or the log ends
+    with a traceback, the last lines are that verdict and the next step.
 
     Exit status: 0 if anything was found, 1 if nothing was, 2 if FILE can't be read.
     """

@@ -45,25 +45,26 @@ def _match_as_dict(match: Match) -> dict[str, Any]:
 
 
 def render(findings: Findings, console: Console) -> None:
-    """Print what `search` found: on a terminal wrapped to its width, elsewhere as it is."""
-    verdict = findings.verdict
-    if verdict:
-        _render_verdict(verdict, console)
+    """Print what `search` found: on a terminal wrapped to its width, elsewhere as it is.
+
+    The verdict is last, because a terminal shows the last lines.
+    """
     for match in findings.matches:
         _render_match(match, console)
-    if not verdict and not findings.matches:
+    if findings.verdict:
+        _render_verdict(findings.verdict, console)
+    elif not findings.matches:
         print_text(findings.nothing, console)
-    elif not verdict and findings.matches[0].rule.kind is Kind.SECONDARY:
+    elif findings.matches[0].rule.kind is Kind.SECONDARY:
         print_text(SECONDARY_ONLY, console, "bold")
 
 
 def _render_verdict(verdict: Verdict, console: Console) -> None:
-    print_text(verdict.headline, console, "bold red")
-    print_text(f"line {verdict.line}", console, "dim", 2)
     for line in verdict.traceback.splitlines():
         print_line(f"{INDENT}{line}", console)
+    print_text(verdict.headline, console, "bold red")
+    print_text(f"line {verdict.line}", console, "dim", 2)
     print_text(verdict.next_step, console, "green", 2)
-    console.print()
 
 
 def _render_match(match: Match, console: Console) -> None:
