@@ -70,7 +70,7 @@ def test_a_process_that_cannot_be_killed_is_left_behind(monkeypatch):
     started = []
     with monkeypatch.context() as patched:
         patched.setattr(subprocess.Popen, "kill", lambda it: started.append(it.pid))
-        script = f"trap '' TERM; sleep {LONG}"
+        script = f"trap '' TERM; exec sleep {LONG}"
         assert jobs.run(["sh", "-c", script], 1).returncode is None
     os.kill(started[0], signal.SIGKILL)
     os.waitpid(started[0], 0)
