@@ -37,38 +37,12 @@ SOURCES = {
     for path in TESTS.parent.glob("packages/*/src/**/*.py")
 }
 MODULES = SOURCES.keys()
-# Attributes with an underscore that aren't ours.
-FOREIGN = {
-    "_exit",
-    "_loss_scale",
-    "_getframe",
-    "_base_executable",
-    "_replace",
-    "_root",
-    "_asdict",
-    "_fields",
-    # Of Chainer's data sets and iterators, as scripts read them.
-    "_dataset",
-    "_datasets",
-    "_start",
-    "_finish",
-    "_order",
-    "_state",
-}
 # In a script's text.
 IMPORTS = re.compile(r"^[ \t]*((?:from|import) chainermn_\w.*)", re.M)
 # They take a module's name as text.
 NAMING = ("import_module", "setattr", "patch", "patch.object", "patch.dict", "getattr")
 # Tests of several subjects on GPUs.
 ON_DEVICES = "gpu"
-# There, fixtures that give the double and a device in turn, and what one of them is
-# needed for.
-ON_BOTH = {"gpu", "one_each"}
-USES_GPUS = re.compile(
-    r"import cupy|\bgpus\.(?!why_none)|\b(?:put|assert_mean|mean_of)\("
-)
-# It compares the double's names with CuPy's.
-AGAINST_CUPY = "test_doubles_against_cupy.py"
 # They read clocks: the adapters, the program of chaos, the promises of time, and skewed
 # clocks.
 CLOCKS = {"support", "chaos", "test_promises_of_time.py", "test_trace_of_jobs.py"}
@@ -128,39 +102,6 @@ def is_inside_of(path: Path, module: str) -> bool:
     return named and folders.issuperset(path.parts[:-1])
 
 
-def private(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Line and name of each attribute with an underscore that isn't the class's; texts, too."""
-    for node in ast.walk(tree):
-        name: object = None
-        text = node.value if isinstance(node, ast.Constant) else None
-        if isinstance(text, str) and IMPORTS.search(text):
-            found = re.findall(r"(?<!\bself)\.(_[a-z]\w*)", text)
-            yield from ((node.lineno, name) for name in found)
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) not in (
-            "self",
-            "cls",
-        ):
-            name = node.attr
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(NAMING):
-            name = next(
-                (a.value for a in node.args[1:2] if isinstance(a, ast.Constant)), None
-            )
-        elif isinstance(node, ast.ImportFrom) and str(node.module).startswith(OURS):
-            yield from (
-                (node.lineno, each.name) for each in node.names if each.name[0] == "_"
-            )
-        if isinstance(name, str) and name.startswith("_") and not name.startswith("__"):
-            yield node.lineno, name
-
-
-def private_names(module: str) -> set[str]:
-    """All names with an underscore that stand in a module, or in those of a package."""
-    sources = (SOURCES[name] for name in MODULES if f"{name}.".startswith(f"{module}."))
-    return {
-        name for path in sources for name in re.findall(r"\b_\w+", path.read_text())
-    }
-
-
 def test_insides_are_imported_by_the_file_of_their_name_or_by_helpers() -> None:
     wrong = [
         f"{path}:{line}: {module}"
@@ -169,23 +110,6 @@ def test_insides_are_imported_by_the_file_of_their_name_or_by_helpers() -> None:
         for line, module in internals(tree)
         if not is_inside_of(path, module)
     ]
-    assert not wrong, "\n".join(wrong)
-
-
-def test_private_attributes_are_used_by_the_file_of_their_module_or_by_helpers() -> (
-    None
-):
-    wrong = []
-    for path, tree in trees():
-        if not is_held_to_public_names(path):
-            continue
-        inside = [module for _, module in internals(tree) if is_inside_of(path, module)]
-        known = FOREIGN | {name for module in inside for name in private_names(module)}
-        wrong += [
-            f"{path}:{line}: {name}"
-            for line, name in private(tree)
-            if name not in known
-        ]
     assert not wrong, "\n".join(wrong)
 
 
@@ -198,24 +122,6 @@ def test_clocks_are_read_by_helpers_and_the_promises_of_time_alone() -> None:
         and path.name.startswith("test_")
         for number, line in enumerate((TESTS / path).read_text().splitlines(), 1)
         if CLOCK.search(line)
-    ]
-    assert not wrong, "\n".join(wrong)
-
-
-def test_promises_of_time_are_in_one_file() -> None:
-    """It is all that `make test-ci` runs with nothing beside it."""
-    found = {path.name for path in FILES if "mark.alone" in path.read_text()}
-    assert found - {"test_rules.py"} == {"test_promises_of_time.py"}
-
-
-def test_hypothesis_has_the_one_profile() -> None:
-    wrong = [
-        f"{path}:{node.value.lineno}: {node.arg}"
-        for path, tree in trees()
-        if path.name != "conftest.py"
-        for node in ast.walk(tree)
-        if isinstance(node, ast.keyword)
-        and node.arg in ("deadline", "derandomize", "database")
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -233,59 +139,6 @@ def test_no_function_is_written_twice() -> None:
                         f"{path}:{node.lineno}: {node.name}"
                     )
     wrong = [" = ".join(places) for places in where.values() if len(places) > 1]
-    assert not wrong, "\n".join(wrong)
-
-
-def parameters_of(function: ast.FunctionDef) -> list[str]:
-    return [each.arg for each in function.args.args]
-
-
-def test_bodies_on_gpus_run_on_the_double_and_on_a_device() -> None:
-    """But those that use what one of them alone has, and those that use neither."""
-    wrong = []
-    for path, tree in trees():
-        if path.parts[0] != ON_DEVICES or path.name in ("conftest.py", AGAINST_CUPY):
-            continue
-        functions = {
-            node.name: node
-            for node in ast.walk(tree)
-            if isinstance(node, ast.FunctionDef)
-        }
-        assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
-        module_marks = [
-            each for each in assigned if ast.unparse(each.targets[0]) == "pytestmark"
-        ]
-        for test in (
-            each for each in functions.values() if each.name.startswith("test_")
-        ):
-            names = parameters_of(test)
-            for name in names:  # grows by what fixtures of this file ask for
-                if name in functions:
-                    names += [
-                        each
-                        for each in parameters_of(functions[name])
-                        if each not in names
-                    ]
-            body = " ".join(map(ast.unparse, test.body))
-            marks = " ".join(map(ast.unparse, (*test.decorator_list, *module_marks)))
-            if not ON_BOTH.isdisjoint(names):
-                continue
-            if "double" in names and not re.search(r"\bdouble\b", body):
-                wrong.append(
-                    f"{path}:{test.lineno}: uses nothing that only the double has: take gpu"
-                )
-            if (
-                "double" not in names
-                and "mark.gpu" not in marks
-                and USES_GPUS.search(body)
-            ):
-                wrong.append(
-                    f"{path}:{test.lineno}: uses a GPU that no fixture gives: take gpu"
-                )
-            if "device" in names and "mark.gpu" not in marks:
-                wrong.append(
-                    f"{path}:{test.lineno}: takes a device without the mark gpu"
-                )
     assert not wrong, "\n".join(wrong)
 
 
@@ -350,63 +203,3 @@ def test_a_world_test_that_checks_nothing_on_any_rank_fails(
         "test_one_rank_fails": "FAILED",
     }, job
     assert "nothing was checked" in job.out
-
-
-OF_MANY_CASES = """
-import pytest
-@pytest.mark.world
-@pytest.mark.parametrize("b", "uvw")
-@pytest.mark.parametrize("a", "xyz")
-def test_many(world, a, b): assert 1
-@pytest.mark.world
-def test_one(world): assert 1
-"""
-
-
-def test_a_case_is_on_2_or_on_3_ranks_and_each_value_of_many_on_both(
-    pytester: pytest.Pytester,
-) -> None:
-    pytester.makeconftest("from tests.conftest import *")
-    path = pytester.makepyfile(OF_MANY_CASES)
-    found: list[list[str]] = []
-    ones: list[int] = []
-    for ranks in (2, 3):
-        job = runner.run(
-            ranks, "-m", "pytest", "--world", "-v", "-p", "no:cacheprovider", path
-        )
-        assert job.returncode == 0, job
-        ones.append(job.out.count("::test_one PASSED"))
-        found.append(re.findall(r"::test_many\[(.-.)\] PASSED", job.out))
-    assert sum(ones) == 1
-    assert sorted(found[0] + found[1]) == sorted(
-        f"{a}-{b}" for a in "xyz" for b in "uvw"
-    )
-    for cases in found:
-        assert set("".join(cases)) == set("uvwxyz-")
-
-
-@pytest.mark.parametrize("world", [True, False])
-def test_a_file_that_neither_run_would_collect_whole_is_an_error(
-    pytester: pytest.Pytester, world: bool
-) -> None:
-    pytester.makeconftest("from tests.conftest import *")
-    if world:  # its text says that all of it is for worlds
-        text = '"""\npytestmark = pytest.mark.world\n"""\ndef test_it(): assert 1\n'
-    else:  # and this, that nothing is
-        text = "from pytest import mark as m\npytestmark = m.world\ndef test_it(): assert 1\n"
-    path = pytester.makepyfile(text)
-    job = runner.run(
-        1, "-m", "pytest", *["--world"] * world, "-p", "no:cacheprovider", path
-    )
-    assert job.returncode == pytest.ExitCode.USAGE_ERROR, job
-    assert (
-        f"nowhere are all tests of these collected: {{PosixPath('{path}')}}" in job.err
-    ), job
-
-
-@pytest.mark.world
-def test_no_rank_clears_temporary_folders_of_another(
-    world, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    folders = world.allgather(tmp_path_factory.getbasetemp().parent)
-    assert len(set(folders)) == world.size

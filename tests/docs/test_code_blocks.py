@@ -1,6 +1,5 @@
 """Every block of code in the READMEs and the manual is run, or says why it isn't."""
 
-import ast
 import json
 import re
 import runpy
@@ -233,33 +232,6 @@ def test_tests_that_are_said_to_run_a_block_exist() -> None:
     named = [block.note["run by"] for block in EACH if "run by" in block.note]
     assert named
     assert [name for name in named if not (ROOT / name).is_file()] == []
-
-
-def test_every_file_that_a_page_makes_is_run_there() -> None:
-    made = [block for block in EACH if block.title and block.language == "python"]
-    assert made
-    for block in made:
-        later = [
-            b.text
-            for b in ALL[block.page]
-            if b.language in SHELL and b.line > block.line
-        ]
-        assert any(block.title in text for text in later), f"{block} is never run"
-
-
-def test_no_check_is_passed_over_where_nothing_is_raised() -> None:
-    """An assertion in an `except` says nothing about a block that raises nothing."""
-    handlers = [
-        (block, handler)
-        for block in EACH
-        if block.language == "python"
-        for handler in ast.walk(ast.parse(block.text))
-        if isinstance(handler, ast.ExceptHandler)
-    ]
-    assert handlers
-    for block, handler in handlers:
-        inside = [*map(type, ast.walk(handler))]
-        assert ast.Assert not in inside, f"{block}: assert after the `try`"
 
 
 def uses_of_the_command() -> Iterator[tuple[Block, list[str]]]:

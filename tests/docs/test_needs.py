@@ -67,17 +67,3 @@ def test_the_table_of_extras_has_them_all():
         for name, project in PROJECTS.items()
         for extra in project.get("optional-dependencies", {})
     }
-
-
-def test_the_oldest_versions_are_those_that_packages_declare():
-    pythons = {project["requires-python"] for project in PROJECTS.values()}
-    numpys = {
-        one
-        for name in PARTS
-        for one in PROJECTS[name]["dependencies"]
-        if "numpy" in one
-    }
-    said = "Python {} to 3.15, NumPy {} or newer".format(
-        *(text.rpartition("=")[2] for (text,) in (pythons, numpys))
-    )
-    assert said in (ROOT / "docs/installation.md").read_text()

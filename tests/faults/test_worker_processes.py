@@ -11,6 +11,7 @@ import pytest
 from tests.support.jobs.commands import run
 from tests.support.jobs.runner import run_text
 from tests.support.jobs.scripts import ROOT
+from tests.support.plugins.pairwise import in_full
 
 PUBLIC = re.compile(r"^::: (chainermn_\w+(?:\.[a-z]\w*)*)\.\w+$", re.M)
 
@@ -105,10 +106,12 @@ TOPS = {
         ("spawn", "after", "mpi4py.MPI"),
         ("fork", "after", "a class of its own"),
         (None, "never", "a class of ours"),
-        ("spawn", "before", "a class of its own"),
         # Each method before and after the communicator.
-        ("forkserver", "after", "a class of its own"),
-        ("fork", "before", "mpi4py.MPI"),
+        *in_full(
+            ("spawn", "before", "a class of its own"),
+            ("forkserver", "after", "a class of its own"),
+            ("fork", "before", "mpi4py.MPI"),
+        ),
     ],
 )
 def test_workers_run_however_they_are_started(method, when, top):
@@ -199,7 +202,7 @@ if comm.rank == 0:
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["spawn", *in_full("forkserver")])
 def test_a_script_without_its_main_part_is_told_what_it_lacks(method):
     job = run_text(2, WITHOUT_IF, method)
     told = r"RuntimeError: rank [01]: a communicator was to be made in a worker process"

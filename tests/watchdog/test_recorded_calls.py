@@ -20,67 +20,65 @@ TAG = 7
 # So large that a message waits for its receiver.
 x = np.zeros(1 << 20, "f4")
 pair = [x[:8], x[:8]]
-# What rank 0 calls and what rank 1 does; and as what it is recorded: operation, root or
-# peer, tag, bytes (None: what they are is the message's own business).
-OF_BOTH = {
-    "bcast": (lambda comm: comm.bcast(x, root=1), 1, None),
-    "gather": (lambda comm: comm.gather(x, root=1), 1, None),
-    "alltoall": (lambda comm: comm.alltoall(pair), NOBODY, None),
-    "allreduce": (lambda comm: comm.allreduce(x), NOBODY, x.nbytes),
-    "reduce_scatter": (lambda comm: comm.reduce_scatter(pair), NOBODY, 64),
-    "allgather": (lambda comm: comm.allgather(x), NOBODY, None),
-    "handshake": (
-        lambda comm: comm.handshake("handshake", payload=b"12345"),
-        NOBODY,
-        5,
-    ),
-    "scatter": (lambda comm: comm.scatter(pair, root=1), 1, None),
-    "bcast_obj": (lambda comm: comm.bcast_obj("x", root=1), 1, None),
-    "gather_obj": (lambda comm: comm.gather_obj("x", root=1), 1, None),
-    "allreduce_obj": (lambda comm: comm.allreduce_obj(1), NOBODY, None),
-    "allgather_obj": (lambda comm: comm.allgather_obj(1), NOBODY, None),
-    "scatter_obj": (lambda comm: comm.scatter_obj([1, 2], root=1), 1, None),
-    "alltoall_obj": (lambda comm: comm.alltoall_obj([1, 2]), NOBODY, None),
-    "bcast_data": (lambda comm: comm.bcast_data(with_grads(w=x)), NOBODY, None),
-    "allreduce_grad": (
-        lambda comm: comm.allreduce_grad(with_grads(w=x)),
-        NOBODY,
-        x.nbytes,
-    ),
-    "multi_node_mean_grad": (
-        lambda comm: comm.multi_node_mean_grad(with_grads(w=x)),
-        NOBODY,
-        x.nbytes,
-    ),
-    "multi_node_mean": (lambda comm: comm.multi_node_mean(x), NOBODY, x.nbytes),
-    "split": (lambda comm: comm.split(0, 0).finalize(), NOBODY, None),
-    "finalize": (lambda comm: comm.finalize(), NOBODY, None),
+model = with_grads(w=x)
+# What each collective method is called with, here with rank 1 for its root.
+ROOTED = {
+    "bcast": x,
+    "gather": x,
+    "scatter": pair,
+    "bcast_obj": "x",
+    "gather_obj": "x",
+    "scatter_obj": [1, 2],
+}
+ARGUMENTS = {
+    **{name: (value,) for name, value in ROOTED.items()},
+    "alltoall": (pair,),
+    "allreduce": (x,),
+    "reduce_scatter": (pair,),
+    "allgather": (x,),
+    "handshake": ("handshake",),
+    "allreduce_obj": (1,),
+    "allgather_obj": (1,),
+    "alltoall_obj": ([1, 2],),
+    "bcast_data": (model,),
+    "allreduce_grad": (model,),
+    "multi_node_mean_grad": (model,),
+    "multi_node_mean": (x,),
+    "split": (0, 0),
+    "finalize": (),
+}
+# Of the others they are the message's own business.
+NBYTES = {
+    "allreduce": x.nbytes,
+    "reduce_scatter": 64,
+    "handshake": 5,
+    "allreduce_grad": x.nbytes,
+    "multi_node_mean_grad": x.nbytes,
+    "multi_node_mean": x.nbytes,
 }
 NOTED_AS = {
     "multi_node_mean_grad": "allreduce_grad",
     "send_with_metadata": "send",
     "recv_with_metadata": "recv",
 }
-MESSAGES = {
-    "send": (lambda comm: comm.send(x, 1, TAG), lambda comm: comm.recv(0, TAG)),
-    "recv": (lambda comm: comm.recv(1, TAG), lambda comm: comm.send(x, 0, TAG)),
-    "send_with_metadata": (
-        lambda comm: comm.send_with_metadata(b"x", (x,), 1, TAG),
-        lambda comm: comm.recv_with_metadata(0, TAG),
-    ),
-    "recv_with_metadata": (
-        lambda comm: comm.recv_with_metadata(1, TAG),
-        lambda comm: comm.send_with_metadata(b"x", (x,), 0, TAG),
-    ),
-    "send_obj": (
-        lambda comm: comm.send_obj(bytes(x), 1, TAG),
-        lambda comm: comm.recv_obj(0, TAG),
-    ),
-    "recv_obj": (
-        lambda comm: comm.recv_obj(1, TAG),
-        lambda comm: comm.send_obj("x", 0, TAG),
-    ),
-}
+SENT = {"send": (x,), "send_with_metadata": (b"x", (x,)), "send_obj": (bytes(x),)}
+RECEIVING = {name: name.replace("send", "recv") for name in SENT}
+OPPOSITE = RECEIVING | {recv: send for send, recv in RECEIVING.items()}
+
+
+def call(comm, name):
+    options = {}
+    if name in ROOTED:
+        options["root"] = 1
+    if name == "handshake":
+        options["payload"] = b"12345"
+    found = getattr(comm, name)(*ARGUMENTS[name], **options)
+    if name == "split":
+        found.finalize()
+
+
+def send_or_receive(comm, name):
+    getattr(comm, name)(*SENT.get(name, ()), 1 - comm.rank, TAG)
 
 
 @pytest.fixture
@@ -96,31 +94,30 @@ def test_each_method_that_may_wait_is_in_these_tests(watched):
         for name, method in inspect.getmembers(type(watched[0]), inspect.isfunction)
         if not name.startswith("_")
     }
-    assert public == {*OF_BOTH, *MESSAGES, *DOES_NOT_WAIT, *OTHER_NAMES}
+    assert public == {*ARGUMENTS, *OPPOSITE, *DOES_NOT_WAIT, *OTHER_NAMES}
 
 
-@pytest.mark.parametrize("name", OF_BOTH)
+@pytest.mark.parametrize("name", ARGUMENTS)
 def test_a_collective_call_is_recorded_until_it_ends(name, watched, world):
     comm, neighbour = watched
-    call, root, nbytes = OF_BOTH[name]
     comm.handshake("handshake")  # the first
     world.Barrier()
     seen = neighbour.seen_waiting() if world.rank == 1 else None
-    call(comm)
+    call(comm, name)
     world.Barrier()
     assert neighbour.waits_in() == []
     if seen is not None:
         assert (seen.operation, seen.state) == (NOTED_AS.get(name, name), COLLECTIVE)
         assert (seen.rank, seen.size, seen.sequence) == (0, 2, 2)
-        assert seen.peer == root
-        assert nbytes in (None, seen.nbytes)
+        assert seen.peer == (1 if name in ROOTED else NOBODY)
+        assert seen.nbytes == NBYTES.get(name, seen.nbytes)
 
 
-@pytest.mark.parametrize("name", MESSAGES)
+@pytest.mark.parametrize("name", OPPOSITE)
 def test_a_message_is_recorded_until_it_has_come(name, watched, world):
     comm, neighbour = watched
     seen = neighbour.seen_waiting() if world.rank == 1 else None
-    MESSAGES[name][world.rank](comm)
+    send_or_receive(comm, (name, OPPOSITE[name])[world.rank])
     world.Barrier()
     assert neighbour.waits_in() == []
     if seen is not None:
