@@ -1,7 +1,7 @@
 """What a group of ranks has alike: one list of slots, each with a name, a getter and a setter.
 
 The list is made anew where it is needed, since parameters get values and links are
-replaced. To describe, compare, send or save all of it are loops.
+replaced. Functions that describe, compare, send or save all of it are loops over the list.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from chainermn_comm import CommunicatorBase
 from ..collective_errors import allgather_checked, raise_together
 from .atomic_file import TEMPORARY, advised, sync_folder
 from .checked_file import DamagedError, RankFile, State, merge, read_rank_file
-from .folder_lock import take_lock
+from .folder_lock import acquire_lock
 
 OPERATION = "checkpoint"
 
@@ -155,7 +155,7 @@ class CheckpointFolder:
             sync_folder(path.parent)
             # Rank 0 has the lock already if another rank has failed here before.
             if comm.rank == 0 and self._lock is None:
-                self._lock = take_lock(path / f"{self.files.name}.lock")
+                self._lock = acquire_lock(path / f"{self.files.name}.lock")
                 weakref.finalize(self, self._lock.close)
         self._scan()  # another job may have saved since a load
         with raise_together(comm.handshake, OPERATION):

@@ -19,7 +19,7 @@ RETRY_SECONDS = 0.1  # seldom enough for a server of files
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
-def take_lock(path: Path) -> IO[str]:
+def acquire_lock(path: Path) -> IO[str]:
     """Return the file of a lock; the lock is held while the file is open.
 
     If the file system has no locks, a RuntimeWarning says so, and the file is not

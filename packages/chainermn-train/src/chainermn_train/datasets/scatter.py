@@ -124,9 +124,9 @@ def scatter_index(
 def create_empty_dataset(dataset: Any) -> list[tuple[()]]:
     """Return a data set as long as ``dataset`` whose examples are all ``()``.
 
-    For the ranks of a model-parallel network that neither take inputs nor give outputs:
-    Chainer's converter makes ``()`` of a batch of them, so the model is called without
-    arguments.
+    The result is for the ranks of a model-parallel network that neither take inputs nor
+    give outputs. Chainer's converter makes ``()`` of a batch of these examples, so the
+    model is called without arguments.
 
     Args:
         dataset: anything with ``len()``.

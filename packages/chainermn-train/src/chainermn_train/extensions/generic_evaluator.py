@@ -29,9 +29,9 @@ _OPERATION = "GenericMultiNodeEvaluator"
 class GenericMultiNodeEvaluator(Evaluator):
     """Evaluates a model on all ranks' examples with a metric that needs all outputs at once.
 
-    For metrics such as the area under a curve, which can't be averaged over ranks. Override
-    :meth:`calc_local`, what a rank makes of one batch, and :meth:`aggregate`, what one rank
-    makes of all ranks' results::
+    The evaluator is for metrics such as the area under a curve, which can't be averaged
+    over ranks. Override :meth:`calc_local`, what a rank makes of one batch, and
+    :meth:`aggregate`, what one rank makes of all ranks' results::
 
         class Auc(GenericMultiNodeEvaluator):
             def calc_local(self, x, t):
@@ -95,9 +95,10 @@ class GenericMultiNodeEvaluator(Evaluator):
         self._progress_hook = progress_hook
 
     def calc_local(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute this rank's result of one batch; override it. By default what ``target`` returns.
+        """Compute this rank's result of one batch; the default returns what ``target`` returns.
 
-        It is called without recording graphs, and with ``chainer.config.train`` False.
+        Subclasses may override the method. It is called without recording graphs, and
+        with ``chainer.config.train`` False.
 
         Args:
             args: the arrays of the batch, as the converter returns them.
@@ -109,9 +110,9 @@ class GenericMultiNodeEvaluator(Evaluator):
         return self.target(*args, **kwargs)
 
     def aggregate(self, results: list[Any]) -> Any:
-        """Combine all ranks' results at ``root``; override it. By default it returns them.
+        """Combine all ranks' results at ``root``; the default returns them.
 
-        Called once, on ``root`` only.
+        Subclasses may override the method. It is called once, on ``root`` only.
 
         Args:
             results: what ``calc_local`` returned for the first batch of each rank that
@@ -144,8 +145,8 @@ class GenericMultiNodeEvaluator(Evaluator):
     def evaluate(self) -> Any:
         """Return on all ranks what ``aggregate`` returns (collective); raise as a call does.
 
-        It has to be picklable. Variables and GPU arrays in it (or in tuples, lists and
-        dicts in it) are NumPy arrays on all ranks.
+        The result has to be picklable. Variables and GPU arrays in it (or in tuples,
+        lists and dicts in it) are NumPy arrays on all ranks.
         """
         result = self._aggregate_at_root()
         return bcast_checked(self.comm, _OPERATION, lambda: to_host(result), self.root)

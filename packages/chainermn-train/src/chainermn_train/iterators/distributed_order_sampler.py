@@ -125,7 +125,7 @@ class DistributedOrderSampler(OrderSampler):
     def order_at(self, begin: EpochPosition) -> tuple[DealtOrder, int]:
         """Return this rank's order from ``begin`` on, and where its next example stands.
 
-        Not collective.
+        The method is not collective.
 
         Raises:
             ValueError: ``drop_last`` leaves no example.
@@ -150,7 +150,7 @@ class DistributedOrderSampler(OrderSampler):
     def advanced(self, begin: EpochPosition, index: int, size: int) -> EpochPosition:
         """Return how far ``size`` ranks are at this ``index`` of orders from ``begin`` on.
 
-        Not collective; raises nothing.
+        The method is not collective and raises nothing.
         """
         seen = begin.seen + (index - self._start(begin, size)) * size
         if seen > 0 and not self._share(begin.examples - seen, self._size):

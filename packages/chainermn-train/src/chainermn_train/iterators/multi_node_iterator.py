@@ -40,10 +40,10 @@ def create_multi_node_iterator(
 ) -> MultiNodeIterator:
     """Make an iterator give one rank's batches to all ranks (collective).
 
-    For models that are spread over ranks which need the same examples, such as an
-    encoder on one rank and a decoder on another. Each batch travels once, in one
-    broadcast; where all ranks can read the data set,
-    :func:`create_synchronized_iterator` sends no batch at all.
+    The iterator is for models that are spread over ranks which need the same examples,
+    such as an encoder on one rank and a decoder on another. Each batch travels once, in
+    one broadcast. If all ranks can read the data set, use
+    :func:`create_synchronized_iterator`, which sends no batch at all.
 
     Args:
         actual_iterator: at ``rank_master`` any Chainer iterator; examples may be of any
@@ -93,7 +93,8 @@ class MultiNodeIterator(IteratorProxy):
     ``dataset`` of other ranks is a stand-in that has nothing but the length. Every
     other attribute is that of the master's iterator, there alone, to read and to set.
 
-    A copy, shallow or deep, has the same communicator. It can't be pickled (TypeError).
+    A copy, shallow or deep, has the same communicator. Pickling the iterator raises
+    TypeError.
 
     Making one is collective; :func:`create_multi_node_iterator` checks
     ``actual_iterator`` first.

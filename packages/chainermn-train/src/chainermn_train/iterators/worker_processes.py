@@ -33,7 +33,7 @@ def use_forkserver() -> None:
     would end the job. Each worker draws random numbers of its own, from NumPy's
     generator, too.
 
-    It may be called again. Not collective.
+    The function may be called again. It is not collective.
 
     Raises:
         RuntimeError: processes have been set to be started by forking already.
