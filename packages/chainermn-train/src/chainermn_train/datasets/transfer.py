@@ -7,7 +7,7 @@ The rows of NumPy arrays go in messages into a file that each rank makes
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -43,36 +43,26 @@ def scatter_parts(
     with raise_together(comm.handshake, _OPERATION):
         if comm.rank != root:
             return _receive(comm, root)
-        _send_all(comm, dataset, shares, order)
-        rows = _Rows()
-        part = subset(dataset, *shares[root], order, rows.take)
-        rows.copy()
-        return part
-
-
-def _send_all(
-    comm: CommunicatorBase,
-    dataset: Any,
-    shares: Sequence[tuple[int, int]],
-    order: np.ndarray | None,
-) -> None:
-    """Send the other ranks their parts, one after the other."""
-    waiting = [rank for rank in range(comm.size) if rank != comm.rank]
-    try:
-        while waiting:
-            rows = _Rows()
-            part = subset(dataset, *shares[waiting[0]], order, rows.take)
-            pickled = pickle.dumps((part, rows.shared), protocol=5)
-            content = rows.copy()
-            rank = waiting.pop(0)
-            comm.send_obj((pickled, len(content)), rank, _TAG)
-            for begin in range(0, len(content), _MESSAGE_BYTES):
-                comm.send(content[begin : begin + _MESSAGE_BYTES], rank, _TAG)
-            del part, rows, content  # before the next ones take memory
-    except BaseException:
-        for rank in waiting:
-            comm.send_obj(None, rank, _TAG)  # instead of a part
-        raise
+        # The other ranks get their parts one after the other, before the root has its own.
+        waiting = [rank for rank in range(comm.size) if rank != root]
+        try:
+            for rank in (*waiting, root):
+                rows = _Rows()
+                part = subset(dataset, *shares[rank], order, rows.take)
+                if rank == root:
+                    rows.copy()
+                    return part
+                pickled = pickle.dumps((part, rows.shared), protocol=5)
+                content = rows.copy()
+                waiting.remove(rank)
+                comm.send_obj((pickled, len(content)), rank, _TAG)
+                for begin in range(0, len(content), _MESSAGE_BYTES):
+                    comm.send(content[begin : begin + _MESSAGE_BYTES], rank, _TAG)
+                del part, rows, content  # before the next ones take memory
+        except BaseException:
+            for rank in waiting:
+                comm.send_obj(None, rank, _TAG)  # instead of a part
+            raise
 
 
 def _receive(comm: CommunicatorBase, root: int) -> Any:
@@ -81,7 +71,7 @@ def _receive(comm: CommunicatorBase, root: int) -> Any:
     if message is None:
         return None
     pickled, nbytes = message
-    blocks = _received_blocks(comm, root, nbytes)
+    blocks = (comm.recv(root, _TAG) for _ in range(0, nbytes, _MESSAGE_BYTES))
     try:
         part, shared = pickle.loads(pickled)
         if nbytes:
@@ -90,15 +80,6 @@ def _receive(comm: CommunicatorBase, root: int) -> Any:
         for _ in blocks:  # the rest is received, even if it can't be written
             pass
     return part
-
-
-def _received_blocks(
-    comm: CommunicatorBase, root: int, nbytes: int
-) -> Iterator[np.ndarray]:
-    while nbytes:
-        block = comm.recv(root, _TAG)
-        nbytes -= len(block)
-        yield block
 
 
 class _Rows:
