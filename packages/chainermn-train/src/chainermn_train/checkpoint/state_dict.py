@@ -7,12 +7,12 @@ import json
 import re
 from typing import Any
 
-import chainer
 import numpy as np
 from chainer.serializers import DictionarySerializer, NpzDeserializer
 
 from ..optimizer_state import Restorer, serialize_settings
 from ..optimizers import MultiNodeOptimizer
+from ..slots import is_array
 from ..trainer_introspection import updater_of
 from .checked_file import RESERVED_PREFIX, State
 
@@ -150,10 +150,8 @@ class _CheckedDeserializer(NpzDeserializer):
                 "was taken of an object that was made differently, or it belongs to a rank, "
                 "and their number has changed"
             )
-        floating = (
-            isinstance(value, chainer.get_array_types()) and value.dtype.kind == "f"
-        )
-        if floating and stored.dtype.kind == "f" and stored.dtype != value.dtype:
+        is_float = is_array(value) and value.dtype.kind == stored.dtype.kind == "f"
+        if is_float and stored.dtype != value.dtype:
             raise StateError(
                 f"{name!r} has dtype {stored.dtype} in the stored state and {value.dtype} "
                 "here: make the model with the same chainer.config.dtype"

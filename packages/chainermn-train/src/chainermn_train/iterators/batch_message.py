@@ -21,8 +21,9 @@ def pack(value: Any) -> tuple[np.ndarray, np.ndarray]:
     spans = []
     end = 0
     for buffer in buffers:
-        begin = -(-end // _ALIGNMENT) * _ALIGNMENT
-        end = begin + buffer.raw().nbytes
+        end += -end % _ALIGNMENT
+        begin = end
+        end += buffer.raw().nbytes
         spans.append(slice(begin, end))
     data = np.empty(end, np.uint8)
     for span, buffer in zip(spans, buffers, strict=True):

@@ -53,8 +53,8 @@ def move_iterator(
     if count == length and isinstance(iterator, IteratorProxy):
         return []  # all ranks see the same examples in the same order
     order_key = path + ("order" if path + "order" in state else "_order")
-    steps = [int(np.asarray(each[path + "current_position"])) for each in states]
-    epoch = int(np.asarray(states[0][path + "epoch"]))
+    steps = [int(each[path + "current_position"]) for each in states]
+    epoch = int(states[0][path + "epoch"])
     anew = []
     dealer = distributed_sampler(iterator)
     if dealer is not None and begin is not None:
