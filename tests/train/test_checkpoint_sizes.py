@@ -15,6 +15,8 @@ from chainer import training
 from chainer.iterators import SerialIterator
 from chainer.serializers import load_npz
 
+from chainermn_comm import PeerError
+from chainermn_modelparallel import MultiNodeChainList
 from chainermn_train import (
     DistributedOrderSampler,
     create_multi_node_iterator,
@@ -199,3 +201,50 @@ def test_what_is_a_rank_s_own_goes_to_the_rank_of_its_number(naive, alone, folde
     assert files(naive, folder) >= {f"run.{rank}.2" for rank in range(naive.size)}
     assert make_checkpointer(alone, folder).maybe_load(target) == 2
     assert target.values.tolist() == [1, 0]
+
+
+class Loop:
+    """A target without a trainer."""
+
+    def __init__(self, optimizer):
+        self.model = optimizer.target
+        self.optimizer = optimizer
+
+    def serialize(self, serializer):
+        self.model.serialize(serializer["model"])
+        self.optimizer.serialize(serializer["optimizer"])
+
+
+TARGETS = {
+    "updater": lambda optimizer: training.StandardUpdater(
+        SerialIterator(range(4), 1), optimizer
+    ),
+    "loop": Loop,
+    "model": lambda optimizer: optimizer.target,
+}
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("kind", TARGETS)
+def test_a_model_in_parts_needs_as_many_ranks(naive, alone, folder, kind):
+    """As where ranks have components of one shape; on 4 ranks, two copies of the model."""
+
+    def make(comm):
+        group = comm.split(comm.rank // 2, comm.rank) if comm.size == 4 else comm
+        model = MultiNodeChainList(group)
+        model.add_link(L.Linear(1, 1, initialW=group.rank))
+        return TARGETS[kind](chainer.optimizers.SGD().setup(model)), model[0].W.array
+
+    make_checkpointer(naive, folder).save(make(naive)[0], 1)
+    target, weight = make(naive)
+    before = weight.item()
+    weight[:] = -1
+    make_checkpointer(naive, folder).maybe_load(target)
+    assert weight == before
+    words = f"by {naive.size} ranks, goes on with 1.*0/W' was not the same on all"
+    with pytest.raises(ValueError, match=words):
+        make_checkpointer(alone, folder).maybe_load(make(alone)[0])
+    fewer = naive.split(int(naive.rank == 0), naive.rank)
+    words = words.replace("with 1", f"with {fewer.size}")
+    with pytest.raises((ValueError, PeerError), match=words):
+        make_checkpointer(fewer, folder).maybe_load(make(fewer)[0])

@@ -21,14 +21,18 @@ def random_state(target: Any) -> str:
     return json.dumps(state, default=lambda array: array.tolist())
 
 
-def load_random_state(target: Any, text: str) -> None:
-    """Set the generators to the state that :func:`random_state` returned."""
+def load_random_state(target: Any, text: str) -> list[str]:
+    """Set the generators to the state that :func:`random_state` returned; return no words.
+
+    So the function is a :data:`~chainermn_train.optimizer_state.Restorer`.
+    """
     state = json.loads(text)
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     for name, generator in _generators_of(target).items():
         if name in state["numpy"]:
             generator.set_state(state["numpy"][name])
+    return []
 
 
 def _generators_of(target: Any) -> dict[str, np.random.RandomState]:

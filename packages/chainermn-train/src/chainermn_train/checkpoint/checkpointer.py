@@ -264,7 +264,8 @@ class MultiNodeCheckpointer(Extension):
         as rank 0's was, in a new order unless ranks share the iterator. Random numbers are
         drawn anew. Each rank gets all other state from the rank that had its number; if
         there are more ranks now, they count again from rank 0. Rank 0 prints which state
-        begins anew. A model that ranks hold in parts needs as many ranks as saved it.
+        begins anew. A model whose parameters differed between ranks, as one that ranks hold
+        in parts, needs as many ranks as saved it.
 
         From now on a trainer also obeys a scheduler's warning. After SIGTERM or SIGUSR1
         on any rank all ranks save at the end of the iteration, and leave with exit
@@ -305,7 +306,13 @@ class MultiNodeCheckpointer(Extension):
         if found is None:
             return None
         self._restorers = load(
-            comm, self.run_name, trainer, found.states, found.own, optimizer
+            comm,
+            self.run_name,
+            trainer,
+            found.states,
+            found.own,
+            optimizer,
+            found.differing,
         )
         if not isinstance(trainer, Trainer):
             self._restore()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
@@ -43,43 +44,61 @@ def load(
     states: Sequence[State],
     own: int,
     optimizer: Any = None,
+    differing: Iterable[str] = (),
 ) -> list[Restorer]:
     """Load the state of the rank that had the number ``own`` (collective).
 
     ``states`` has the state of each rank that saved, without arrays that no other rank
-    needs. If the number of ranks has changed, rank 0 prints which state begins anew.
+    needs, and ``differing`` the names of arrays that were not the same on all of them.
+    If the number of ranks has changed, rank 0 prints which state begins anew.
     Optimizers of the target, and ``optimizer``, needn't broadcast if their ranks have
     the same state now. When training begins, the caller passes the returned functions to
     :func:`restore`.
 
     Raises:
-        StateError: the state doesn't fit the target, which may be partly loaded.
+        StateError: the state doesn't fit the target, which may be partly loaded; or the
+            number of ranks has changed, and their models were not the same.
     """
     state = dict(states[own])
     has_same_size = len(states) == comm.size
+    sizes = f"saved by {len(states)} ranks, goes on with {comm.size}"
     with raise_together(comm.handshake, OPERATION):
+        if not has_same_size:
+            _require_one_model(target, differing, sizes)
         anew = _move_iterators(comm, target, states, own, state)
         if not has_same_size:
             anew = ["random numbers", *anew, *_drop_added_gradients(state)]
-            say(
-                comm,
-                run,
-                f"saved by {len(states)} ranks, goes on with {comm.size}; begun anew: "
-                f"{', '.join(anew)}",
-            )
+            say(comm, run, f"{sizes}; begun anew: {', '.join(anew)}")
         restorers = load_state_dict(target, state)
     if has_same_size and RANDOM in state:
-
-        def restore_random() -> list[str]:
-            load_random_state(target, str(state[RANDOM]))
-            return []
-
-        restorers.append(restore_random)
+        restorers.append(partial(load_random_state, target, str(state[RANDOM])))
     # The argument is the last, because some ranks may have been called without it.
     candidates = [target, *optimizers_of(target).values(), optimizer]
     found = [each for each in candidates if isinstance(each, MultiNodeOptimizer)]
     _assume_synchronized(comm, [each for each in dict.fromkeys(found) if each.target])
     return restorers
+
+
+def _require_one_model(target: Any, differing: Iterable[str], sizes: str) -> None:
+    """Raise StateError if a parameter was not the same on all ranks that saved it.
+
+    Models are found by the optimizers of a trainer or an updater. Another target is a
+    model, or has models for its attributes.
+    """
+    optimizers = optimizers_of(target).values()
+    models = [each.target for each in optimizers] or [target, *vars(target).values()]
+    paths = [
+        path for model in models for path, _ in getattr(model, "namedparams", tuple)()
+    ]
+    for name in differing:
+        # Multi-node optimizers save gradients by such paths, too.
+        if "chainermn/" not in name and f"/{name}".endswith(tuple(paths)):
+            raise StateError(
+                f"{sizes}, and {name!r} was not the same on all ranks that saved it: each "
+                "file has the parameters of its own rank, as of a model that ranks hold in "
+                "parts. Go on with as many ranks as saved it. If all ranks are to have one "
+                "model, call comm.bcast_data(model) there, and save it again"
+            )
 
 
 def _assume_synchronized(
@@ -123,7 +142,14 @@ def _move_iterators(
             is_moved = path + "current_position" in state
         else:
             if name in positions:
-                _require_examples(name, iterator, positions[name][0])
+                here = len(iterator.dataset)
+                there = positions[name][0]
+                if here != there:
+                    raise StateError(
+                        f"iterator {name!r} has {here} examples here and had {there} there: its "
+                        "place in them belongs to a rank, and the data are divided differently "
+                        "now. Go on with the same data, or save the model and the optimizer alone"
+                    )
             # Ranks share a permutation, and another rank saved its own part of it.
             is_moved = own != comm.rank and distributed_sampler(iterator) is not None
         if is_moved:
@@ -155,13 +181,3 @@ def _drop_added_gradients(state: State) -> list[str]:
             state[name] = np.zeros_like(counts)
             dropped = ["gradients that were added up"]
     return dropped
-
-
-def _require_examples(name: str, iterator: Any, there: int) -> None:
-    here = len(iterator.dataset)
-    if here != there:
-        raise StateError(
-            f"iterator {name!r} has {here} examples here and had {there} there: its place in "
-            "them belongs to a rank, and the data are divided differently now. Go on with "
-            "the same data, or save the model and the optimizer alone"
-        )
