@@ -24,10 +24,8 @@ TABLE = GIVEN / "chainer7.txt"
 NAMES = {"chainer": chainer, "numpy": numpy}
 NAMED = {chainer.dataset.concat_examples: "chainer.dataset.concat_examples"}
 EMPTY = inspect.Parameter.empty
-POSITIONAL, KEYWORD = (
-    inspect.Parameter.POSITIONAL_OR_KEYWORD,
-    inspect.Parameter.KEYWORD_ONLY,
-)
+POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
 VARIADIC = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
 

@@ -37,19 +37,17 @@ def called(folder: Path, names: list[str], environment: dict[str, str]) -> Calle
     quiet = {"PYTHONWARNINGS": "ignore", **environment}
     where = ("-m", "tests.compatibility.calls", folder, *names)
     job = runner.run(RANKS, *where, environment=quiet, cwd=ROOT)
-    texts = [
-        path.read_text() if (path := folder / str(n)).exists() else ""
-        for n in range(RANKS)
-    ]
-    lines = [
-        [line.split("\t") for line in text.splitlines() if "\t" in line]
-        for text in texts
-    ]
-    found = [
-        {json.loads(name): json.loads(result) for name, result in pairs}
-        for pairs in lines
-    ]
-    return Called(found, job)
+    return Called([results_in(folder / str(n)) for n in range(RANKS)], job)
+
+
+def results_in(path: Path) -> dict[str, Any]:
+    found = {}
+    if path.exists():
+        for line in path.read_text().splitlines():
+            name, tab, result = line.partition("\t")
+            if tab:
+                found[json.loads(name)] = json.loads(result)
+    return found
 
 
 @pytest.fixture(scope="session")

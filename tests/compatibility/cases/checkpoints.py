@@ -21,7 +21,9 @@ def without_locks(names):
 
 
 def listed(path="checkpoints"):
-    return without_locks(os.listdir(path)) if os.path.isdir(path) else None
+    if os.path.isdir(path):
+        return without_locks(os.listdir(path))
+    return None
 
 
 def trained(chainermn, comm, iterations=4, every=1, **how):
@@ -35,7 +37,8 @@ def trained(chainermn, comm, iterations=4, every=1, **how):
             raise KeyboardInterrupt
 
     trainer.extend(stop, name="stop", trigger=(1, "iteration"), priority=-1000)
-    finalize, checkpointer.finalize = checkpointer.finalize, lambda: None
+    finalize = checkpointer.finalize
+    checkpointer.finalize = lambda: None
     with contextlib.suppress(KeyboardInterrupt):
         trainer.run()
     checkpointer.finalize = finalize
@@ -57,15 +60,6 @@ def files(chainermn, comm, same_folder):
 def files_where_old_ones_go(chainermn, comm, interval):
     trained(chainermn, comm, iterations=12, cp_interval=2, gc_interval=interval)
     return [name for name in listed() if "commit" not in name]
-
-
-@case
-def files_of_a_run_that_ends(chainermn, comm):
-    trainer, _ = training(chainermn, comm, 3)
-    trainer.extend(make(chainermn, comm), trigger=(1, "iteration"))
-    trainer.run()
-    MPI.COMM_WORLD.Barrier()
-    return listed()
 
 
 @case
@@ -113,28 +107,10 @@ def nothing_is_loaded(chainermn, comm):
 
 
 @case
-def what_is_loaded_by_keywords(chainermn, comm):
-    together()
-    trained(chainermn, comm)
-    trainer, _ = training(chainermn, comm)
-    make(chainermn, comm).maybe_load(
-        trainer=trainer, optimizer=None, path="checkpoints"
-    )
-    return trainer.updater.iteration
-
-
-@case
 def save_without_a_trainer(chainermn, comm):
     trainer, _ = training(chainermn, comm)
     checkpointer = make(chainermn, comm)
     return [checkpointer.save(trainer.updater, n) for n in (1, 2)], listed()
-
-
-@case
-def save_by_keywords(chainermn, comm):
-    trainer, _ = training(chainermn, comm)
-    make(chainermn, comm).save(target=trainer.updater, iteration=3)
-    return listed()
 
 
 @case
@@ -151,21 +127,9 @@ def stats_of_nothing(chainermn, comm):
     return outcome(lambda: type(make(chainermn, comm).get_stats()).__name__)
 
 
-@case
-def attributes(chainermn, comm):
-    extension = make(chainermn, comm)
-    return extension.trigger, extension.priority, extension.name, extension.default_name
-
-
 @each("name", "cp_interval", "gc_interval", "path", "files", "stats")
 def attribute(chainermn, comm, name):
     return getattr(make(chainermn, comm), name)
-
-
-@case
-def by_position(chainermn, comm):
-    make = chainermn.extensions.create_multi_node_checkpointer
-    return outcome(lambda: make("run", comm, 5, 5, "checkpoints") is not None)
 
 
 @each("", "a b", "a.b", "a/b", "snapshot")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from mpi4py import MPI
 
-from .table import case, each, outcome
+from .table import case, each, of_rank_0, outcome
 
 ARRAYS = {
     "float16": np.arange(3, dtype=np.float16),
@@ -26,6 +26,8 @@ SCALARS = {
     "float32": np.float32(1.5),
     "int64": np.int64(7),
 }
+
+BY_KEYWORD = ("bcast", "gather", "allreduce")
 
 
 @case
@@ -83,20 +85,8 @@ def send_a_tuple(chainermn, comm, arrays):
 
 
 @case
-def send_a_list(chainermn, comm):
-    return exchange(comm, [np.zeros(2, np.float32), np.ones(1, np.float32)])
-
-
-@case
 def send_a_tuple_of_scalars(chainermn, comm):
     return exchange(comm, (1.0, 2.0))
-
-
-@case
-def send_by_keywords(chainermn, comm):
-    if comm.rank == 0:
-        return comm.send(data=np.ones(2, np.float32), dest=1, tag=0)
-    return comm.recv(source=0, tag=0)
 
 
 @each(source=(MPI.ANY_SOURCE, 5), tag=(0, MPI.ANY_TAG))
@@ -104,24 +94,6 @@ def recv_of_any(chainermn, comm, place):
     if comm.rank == 0:
         return comm.send(np.ones(2, np.float32), 1, 5)
     return comm.recv(*place)
-
-
-@case
-def send_in_both_directions(chainermn, comm):
-    if comm.rank == 0:
-        comm.send(np.zeros(3, np.float32), 1, 0)
-        return comm.recv(1, 1)
-    received = comm.recv(0, 0)
-    comm.send(received + 1, 0, 1)
-    return received
-
-
-@case
-def messages_of_two_tags_come_in_any_order(chainermn, comm):
-    if comm.rank == 0:
-        comm.send_obj("first", 1, 1)
-        return comm.send_obj("second", 1, 2)
-    return comm.recv_obj(0, tag=2), comm.recv_obj(0, tag=1)
 
 
 @each("text", b"bytes", None, [1, 2])
@@ -136,17 +108,12 @@ def send_what_is_no_array(chainermn, comm, value):
 
 @each(**ARRAYS)
 def bcast_an_array(chainermn, comm, array):
-    return comm.bcast(array if comm.rank == 0 else None)
+    return comm.bcast(of_rank_0(comm, array))
 
 
 @each(**SCALARS)
 def bcast_a_scalar(chainermn, comm, value):
-    return comm.bcast(value if comm.rank == 0 else None)
-
-
-@case
-def bcast_of_the_other_rank(chainermn, comm):
-    return comm.bcast(np.full(2, comm.rank, np.float32), root=1)
+    return comm.bcast(of_rank_0(comm, value))
 
 
 @case
@@ -171,15 +138,16 @@ def bcast_with_a_positional_root(chainermn, comm):
     return comm.bcast(np.full(2, comm.rank, np.float32), 1)
 
 
-@each("x", "data")
-def bcast_by_keyword(chainermn, comm, name):
-    return comm.bcast(**{name: np.full(2, comm.rank, np.float32)})
+@each(*[f"{verb} {name}" for verb in BY_KEYWORD for name in ("x", "data")])
+def by_keyword(chainermn, comm, call):
+    verb, name = call.split()
+    return getattr(comm, verb)(**{name: np.full(2, comm.rank, np.float32)})
 
 
 @case
 def bcast_a_tuple(chainermn, comm):
     arrays = (np.zeros(2, np.float32), np.ones(1, np.float32))
-    return comm.bcast(arrays if comm.rank == 0 else None)
+    return comm.bcast(of_rank_0(comm, arrays))
 
 
 @each(**ARRAYS)
@@ -193,26 +161,6 @@ def gather_scalars(chainermn, comm, value):
 
 
 @case
-def gather_at_the_other_rank(chainermn, comm):
-    return comm.gather(np.full(2, comm.rank, np.float32), root=1)
-
-
-@case
-def gather_with_a_positional_root(chainermn, comm):
-    return comm.gather(np.full(2, comm.rank, np.float32), 1)
-
-
-@each("x", "data")
-def gather_by_keyword(chainermn, comm, name):
-    return comm.gather(**{name: np.full(2, comm.rank, np.float32)})
-
-
-@case
-def gather_shapes_that_differ(chainermn, comm):
-    return comm.gather(np.full((comm.rank + 1, 2), comm.rank, np.float32))
-
-
-@case
 def gather_tuples(chainermn, comm):
     return comm.gather((np.zeros(2, np.float32), np.ones(1, np.float32)))
 
@@ -220,34 +168,17 @@ def gather_tuples(chainermn, comm):
 @each(tuple=tuple, list=list, array=np.array)
 def scatter(chainermn, comm, kind):
     parts = kind([np.full(2, n, np.float32) for n in range(2)])
-    return comm.scatter(parts if comm.rank == 0 else None)
-
-
-@case
-def scatter_of_the_other_rank(chainermn, comm):
-    parts = [np.full(2, 10 * comm.rank + n, np.float32) for n in range(2)]
-    return comm.scatter(parts, root=1)
-
-
-@case
-def scatter_by_keywords(chainermn, comm):
-    return comm.scatter(xs=(np.zeros(1, np.float32), np.ones(1, np.float32)), root=0)
-
-
-@case
-def scatter_shapes_that_differ(chainermn, comm):
-    parts = tuple(np.full((n + 1, 2), n, np.float32) for n in range(2))
-    return comm.scatter(parts if comm.rank == 0 else None)
+    return comm.scatter(of_rank_0(comm, parts))
 
 
 @case
 def scatter_scalars(chainermn, comm):
-    return comm.scatter((1.5, 2.5) if comm.rank == 0 else None)
+    return comm.scatter(of_rank_0(comm, (1.5, 2.5)))
 
 
 @each(**ARRAYS)
 def scatter_an_array_each(chainermn, comm, array):
-    return comm.scatter((array, array) if comm.rank == 0 else None)
+    return comm.scatter(of_rank_0(comm, (array, array)))
 
 
 # -- of all to all
@@ -263,16 +194,6 @@ def allgather_scalars(chainermn, comm, value):
     return comm.allgather(value)
 
 
-@case
-def allgather_by_keyword(chainermn, comm):
-    return comm.allgather(x=np.full(2, comm.rank, np.float32))
-
-
-@case
-def allgather_shapes_that_differ(chainermn, comm):
-    return comm.allgather(np.full((comm.rank + 1, 2), comm.rank, np.float32))
-
-
 @each(**ARRAYS)
 def alltoall_an_array_each(chainermn, comm, array):
     return comm.alltoall((array, array))
@@ -283,23 +204,6 @@ def alltoall(chainermn, comm, kind):
     return comm.alltoall(
         kind([np.full(2, 10 * comm.rank + n, np.float32) for n in range(2)])
     )
-
-
-@case
-def alltoall_by_keyword(chainermn, comm):
-    return comm.alltoall(xs=(np.zeros(1, np.float32), np.ones(1, np.float32)))
-
-
-@case
-def alltoall_shapes_that_differ(chainermn, comm):
-    return comm.alltoall(
-        tuple(np.full((comm.rank + 1, n + 1), n, np.float32) for n in range(2))
-    )
-
-
-@each(0, 1, 3)
-def alltoall_of_another_number(chainermn, comm, count):
-    return comm.alltoall(tuple(np.zeros(1, np.float32) for _ in range(count)))
 
 
 @case
@@ -315,18 +219,6 @@ def allreduce_arrays(chainermn, comm, array):
 @each(**SCALARS)
 def allreduce_scalars(chainermn, comm, value):
     return comm.allreduce(value)
-
-
-@each("x", "data")
-def allreduce_by_keyword(chainermn, comm, name):
-    return comm.allreduce(**{name: np.full(2, comm.rank, np.float32)})
-
-
-@case
-def allreduce_leaves_its_argument(chainermn, comm):
-    mine = np.full(2, comm.rank, np.float32)
-    comm.allreduce(mine)
-    return mine
 
 
 @case
@@ -347,7 +239,7 @@ def results_can_be_written_to(chainermn, comm):
         "allgather": comm.allgather(mine)[1],
         "alltoall": comm.alltoall((mine, mine))[1],
         "allreduce": comm.allreduce(mine),
-        "scatter": comm.scatter((mine, mine) if comm.rank == 0 else None),
+        "scatter": comm.scatter(of_rank_0(comm, (mine, mine))),
     }
     return {
         name: outcome(lambda array=array: array.fill(1))

@@ -20,19 +20,6 @@ def create_communicator(chainermn, comm, name):
 
 
 @case
-def class_of_a_communicator(chainermn, comm):
-    return type(comm)
-
-
-@case
-def create_communicator_by_keywords(chainermn, comm):
-    made = chainermn.create_communicator(
-        communicator_name="naive", mpi_comm=MPI.COMM_WORLD.Dup()
-    )
-    return made.rank, made.size
-
-
-@case
 def create_communicator_without_arguments(chainermn, comm):
     return chainermn.create_communicator().size
 
@@ -98,13 +85,6 @@ def set_config_without_a_value(chainermn, comm):
 
 
 @case
-def set_config_by_keywords(chainermn, comm):
-    return comm.set_config(name="batched_copy", value=False), comm.get_config(
-        name="batched_copy"
-    )
-
-
-@case
 def within_config_scope(chainermn, comm):
     before = comm.within_config_scope
     with comm.config_scope():
@@ -150,43 +130,9 @@ def split_into_one(chainermn, comm):
 
 
 @case
-def split_into_two(chainermn, comm):
-    part = comm.split(comm.rank, 0)
-    return (
-        part.rank,
-        part.size,
-        part.intra_size,
-        part.inter_size,
-        part.allreduce_obj(comm.rank),
-    )
-
-
-@case
-def split_by_keywords(chainermn, comm):
-    part = comm.split(color=0, key=comm.rank)
-    return part.rank, part.allreduce_obj([comm.rank]), type(part) is type(comm)
-
-
-@case
-def finalize(chainermn, comm):
-    return comm.finalize()
-
-
-@case
-def finalize_twice(chainermn, comm):
-    comm.finalize()
-    return comm.finalize()
-
-
-@case
 def use_after_finalize(chainermn, comm):
     comm.finalize()
     return comm.allreduce_obj(1)
-
-
-@case
-def abstract_base(chainermn, comm):
-    return chainermn.CommunicatorBase()
 
 
 @case
@@ -222,14 +168,6 @@ def bcast_data_of_parameters_without_data(chainermn, comm):
     model = chainer.Chain(a=chainer.links.Linear(None, 2), b=linear(comm.rank))
     comm.bcast_data(model)
     return state(model)
-
-
-@case
-def bcast_data_keeps_gradients(chainermn, comm):
-    model = linear(comm.rank + 1.0)
-    backward(model, comm.rank)
-    comm.bcast_data(model)
-    return grads(model)
 
 
 @case
@@ -292,14 +230,6 @@ def means_where_one_rank_has_a_gradient(chainermn, comm, method):
     if comm.rank == 0:
         model.b.grad = np.full(2, 3, np.float32)
     getattr(comm, method)(model, zero_fill=True)
-    return grads(model)
-
-
-@each(False, True)
-def means_with_a_positional_zero_fill(chainermn, comm, zero_fill):
-    model = linear()
-    backward(model, comm.rank)
-    comm.allreduce_grad(model, zero_fill)
     return grads(model)
 
 

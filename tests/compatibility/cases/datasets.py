@@ -6,7 +6,7 @@ import chainer
 import numpy as np
 from mpi4py import MPI
 
-from .table import case, each, outcome
+from .table import case, each, of_rank_0
 
 KINDS = {
     "list": list(range(7)),
@@ -47,34 +47,28 @@ def examples(part):
 
 @each(**KINDS)
 def scatter_dataset(chainermn, comm, dataset):
-    return examples(
-        chainermn.scatter_dataset(dataset if comm.rank == 0 else None, comm)
-    )
+    return examples(chainermn.scatter_dataset(of_rank_0(comm, dataset), comm))
 
 
 @case
 def scatter_a_dataset_of_a_class(chainermn, comm):
-    return examples(
-        chainermn.scatter_dataset(Squares() if comm.rank == 0 else None, comm)
-    )
+    return examples(chainermn.scatter_dataset(of_rank_0(comm, Squares()), comm))
 
 
 @case
 def scatter_a_dict(chainermn, comm):
-    return type(
-        chainermn.scatter_dataset({"a": 1, "b": 2} if comm.rank == 0 else None, comm)
-    )
+    return type(chainermn.scatter_dataset(of_rank_0(comm, {"a": 1, "b": 2}), comm))
 
 
 @case
 def scatter_a_transformed_dataset(chainermn, comm):
     whole = chainer.datasets.TransformDataset(list(range(5)), str)
-    return examples(chainermn.scatter_dataset(whole if comm.rank == 0 else None, comm))
+    return examples(chainermn.scatter_dataset(of_rank_0(comm, whole), comm))
 
 
 @each(0, 1, 2**31, None)
 def shuffled(chainermn, comm, seed):
-    whole = list(range(9)) if comm.rank == 0 else None
+    whole = of_rank_0(comm, list(range(9)))
     np.random.seed(5)
     part = chainermn.scatter_dataset(whole, comm, shuffle=True, seed=seed)
     if seed is not None:
@@ -88,20 +82,14 @@ def shuffled(chainermn, comm, seed):
 def shuffle_leaves_the_state_of_random(chainermn, comm):
     np.random.seed(5)
     chainermn.scatter_dataset(
-        list(range(9)) if comm.rank == 0 else None, comm, shuffle=True, seed=3
+        of_rank_0(comm, list(range(9))), comm, shuffle=True, seed=3
     )
     return float(np.random.rand())
 
 
 @each(True, False)
 def equal_length(chainermn, comm, force):
-    whole = list(range(7)) if comm.rank == 0 else None
-    return examples(chainermn.scatter_dataset(whole, comm, force_equal_length=force))
-
-
-@each(True, False)
-def equal_length_of_few(chainermn, comm, force):
-    whole = [1] if comm.rank == 0 else None
+    whole = of_rank_0(comm, list(range(7)))
     return examples(chainermn.scatter_dataset(whole, comm, force_equal_length=force))
 
 
@@ -111,26 +99,20 @@ def scatter_of_the_other_rank(chainermn, comm):
 
 
 @case
-def scatter_by_position(chainermn, comm):
-    whole = list(range(5)) if comm.rank == 0 else None
-    return examples(chainermn.scatter_dataset(whole, comm, 0, True, 3, 1024))
-
-
-@case
 def scatter_over_an_mpi_communicator(chainermn, comm):
-    whole = list(range(5)) if comm.rank == 0 else None
+    whole = of_rank_0(comm, list(range(5)))
     return examples(chainermn.scatter_dataset(whole, comm.mpi_comm))
 
 
 @each(0, 2**31)
 def scatter_with_max_buf_len(chainermn, comm, length):
-    whole = list(range(5)) if comm.rank == 0 else None
+    whole = of_rank_0(comm, list(range(5)))
     return examples(chainermn.scatter_dataset(whole, comm, max_buf_len=length))
 
 
 @each("array", "TupleDataset", "list of tuples")
 def examples_can_be_written_to(chainermn, comm, kind):
-    part = chainermn.scatter_dataset(KINDS[kind] if comm.rank == 0 else None, comm)
+    part = chainermn.scatter_dataset(of_rank_0(comm, KINDS[kind]), comm)
     first = part[0] if isinstance(part[0], np.ndarray) else part[0][0]
     first[...] = 100
     return first
@@ -142,7 +124,7 @@ def examples_can_be_written_to(chainermn, comm, kind):
 )
 def the_roots_examples_after_a_change(chainermn, comm, make):
     """Of the part, which is of the root's own array or list."""
-    whole = make() if comm.rank == 0 else None
+    whole = of_rank_0(comm, make())
     part = chainermn.scatter_dataset(whole, comm)
     part[0][...] = 1
     return whole
@@ -150,15 +132,8 @@ def the_roots_examples_after_a_change(chainermn, comm, make):
 
 @each("array", "TupleDataset", "list")
 def slices(chainermn, comm, kind):
-    part = chainermn.scatter_dataset(KINDS[kind] if comm.rank == 0 else None, comm)
+    part = chainermn.scatter_dataset(of_rank_0(comm, KINDS[kind]), comm)
     return part[1:3]
-
-
-@case
-def iterated_twice(chainermn, comm):
-    part = chainermn.scatter_dataset(list(range(6)) if comm.rank == 0 else None, comm)
-    iterator = chainer.iterators.SerialIterator(part, 2, repeat=False, shuffle=False)
-    return [*iterator]
 
 
 @each(0, 1, 2, 7, 100)
@@ -166,30 +141,9 @@ def scatter_index(chainermn, comm, count):
     return chainermn.scatter_index(count, comm)
 
 
-@each(True, False)
-def scatter_index_of_equal_length(chainermn, comm, force):
-    return chainermn.scatter_index(7, comm, force_equal_length=force)
-
-
-@case
-def scatter_index_of_the_other_rank(chainermn, comm):
-    return chainermn.scatter_index(5 if comm.rank else 3, comm, 1)
-
-
-@case
-def scatter_index_by_keywords(chainermn, comm):
-    return chainermn.scatter_index(n_total_samples=5, comm=comm, root=0)
-
-
 @each("list", "array", "TupleDataset", "DictDataset")
 def create_empty_dataset(chainermn, comm, kind):
     return examples(chainermn.datasets.create_empty_dataset(KINDS[kind]))
-
-
-@case
-def batches_of_an_empty_dataset(chainermn, comm):
-    batch = chainermn.datasets.create_empty_dataset([1, 2, 3])[:2]
-    return outcome(lambda: chainer.dataset.concat_examples(batch))
 
 
 # -- the module's other names

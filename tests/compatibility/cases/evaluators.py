@@ -40,15 +40,6 @@ def create_multi_node_evaluator_of_short_batches(chainermn, comm):
 
 
 @case
-def create_multi_node_evaluator_gives_the_same(chainermn, comm):
-    actual = evaluator(comm)
-    made = chainermn.create_multi_node_evaluator(
-        actual_evaluator=actual, communicator=comm
-    )
-    return made is actual, isinstance(made, chainer.training.extensions.Evaluator)
-
-
-@case
 def actual_evaluator_afterwards(chainermn, comm):
     """Patched by the old one, as its manual says."""
     actual = evaluator(comm)
@@ -77,13 +68,6 @@ def evaluator_attributes(chainermn, comm):
 
 
 @case
-def evaluator_sets_attributes(chainermn, comm):
-    made = chainermn.create_multi_node_evaluator(evaluator(comm), comm)
-    made.name = "own"
-    return sorted(made())
-
-
-@case
 def evaluator_in_a_trainer(chainermn, comm):
     trainer, model = training(chainermn, comm)
     actual = chainer.training.extensions.Evaluator(iterator(comm), model)
@@ -108,18 +92,6 @@ class Own(chainer.training.extensions.Evaluator):
 def evaluator_of_a_class(chainermn, comm):
     made = chainermn.create_multi_node_evaluator(Own(iterator(comm), linear()), comm)
     return made.evaluate(), isinstance(made, Own)
-
-
-class OfNumpy(chainer.training.extensions.Evaluator):
-    def evaluate(self):
-        return {"a": np.float32(1.5), "b": np.array(2.5, np.float32)}
-
-
-@case
-def evaluator_of_numpy_values(chainermn, comm):
-    return chainermn.create_multi_node_evaluator(
-        OfNumpy(iterator(comm), linear()), comm
-    ).evaluate()
 
 
 @case
@@ -157,22 +129,6 @@ def generic_evaluator(chainermn, comm, root):
 
 
 @case
-def generic_evaluator_in_a_trainer(chainermn, comm):
-    trainer, model = training(chainermn, comm)
-    trainer.extend(
-        generic(chainermn)(comm, iterator(comm), model),
-        trigger=(1, "iteration"),
-        name="generic",
-    )
-    seen = []
-    trainer.extend(
-        lambda each: seen.append(sorted(each.observation)), name="see", priority=-1
-    )
-    trainer.run()
-    return seen
-
-
-@case
 def generic_evaluator_reports(chainermn, comm):
     """The old one says nothing to the reporter of its own."""
     observation = {}
@@ -207,36 +163,6 @@ def generic_evaluator_of_a_converter(chainermn, comm):
         return np.stack(batch) * 10
 
     return made(chainermn, comm, converter=converter)(None)
-
-
-@case
-def generic_evaluator_aggregates(chainermn, comm):
-    """What `aggregate` is called with, where, and in what shape."""
-    seen = []
-
-    class Kind(chainermn.extensions.GenericMultiNodeEvaluator):
-        def calc_local(self, x):
-            return x
-
-        def aggregate(self, results):
-            seen.append(type(results).__name__)
-            seen.append([*results])
-
-    Kind(comm, iterator(comm), linear())(None)
-    return seen
-
-
-@case
-def generic_evaluator_twice(chainermn, comm):
-    """It copies or resets the iterator."""
-    extension = made(chainermn, comm)
-    return extension(None), extension(None)
-
-
-@case
-def generic_evaluator_attributes(chainermn, comm):
-    extension = made(chainermn, comm)
-    return extension.trigger, extension.priority, extension.name, extension.default_name
 
 
 @case

@@ -12,6 +12,28 @@ from mpi4py import MPI
 from .models import linear, state, training
 from .table import case, each, outcome, together
 
+ATTRIBUTES = {
+    "AllreducePersistent": lambda chainermn, comm: (
+        chainermn.extensions.AllreducePersistent(linear(), comm)
+    ),
+    "ObservationAggregator": lambda chainermn, comm: (
+        chainermn.extensions.ObservationAggregator(comm, "a")
+    ),
+    "multi_node_snapshot": lambda chainermn, comm: (
+        chainermn.extensions.multi_node_snapshot(comm, snapshot(), [])
+    ),
+    "checkpointer": lambda chainermn, comm: chainermn.create_multi_node_checkpointer(
+        "run", comm, path="checkpoints"
+    ),
+}
+
+
+@each(**ATTRIBUTES)
+def attributes(chainermn, comm, make):
+    extension = make(chainermn, comm)
+    return extension.trigger, extension.priority, extension.name, extension.default_name
+
+
 # -- AllreducePersistent
 
 
@@ -27,19 +49,6 @@ def normalized(rank):
 def allreduce_persistent(chainermn, comm):
     model = chainer.Chain(a=normalized(comm.rank), b=linear(comm.rank))
     return chainermn.extensions.AllreducePersistent(model, comm)(None), state(model)
-
-
-@case
-def allreduce_persistent_without_a_trainer(chainermn, comm):
-    model = normalized(comm.rank)
-    chainermn.extensions.AllreducePersistent(model=model, comm=comm)()
-    return state(model)
-
-
-@case
-def allreduce_persistent_attributes(chainermn, comm):
-    extension = chainermn.extensions.AllreducePersistent(linear(), comm)
-    return extension.trigger, extension.priority, extension.name, extension.default_name
 
 
 class Persistents(chainer.Link):
@@ -58,17 +67,6 @@ def allreduce_persistent_of_kinds(chainermn, comm):
     model = Persistents(comm.rank)
     chainermn.extensions.AllreducePersistent(model, comm)(None)
     return state(model)
-
-
-@case
-def allreduce_persistent_in_a_trainer(chainermn, comm):
-    trainer, _ = training(chainermn, comm)
-    bn = normalized(comm.rank)
-    trainer.extend(
-        chainermn.extensions.AllreducePersistent(bn, comm), trigger=(1, "iteration")
-    )
-    trainer.run()
-    return state(bn)
 
 
 # -- ObservationAggregator
@@ -134,21 +132,9 @@ def observation_aggregator_of_one_key_now_and_then(chainermn, comm):
 
 
 @case
-def observation_aggregator_of_an_aggregator(chainermn, comm):
-    how = {"aggregator": lambda values: values}
-    return observed(chainermn, comm, VALUES["float"], target="b", **how)
-
-
-@case
 def observation_aggregator_of_an_aggregator_now_and_then(chainermn, comm):
     how = {"comm_trigger": (2, "iteration"), "aggregator": lambda values: values}
     return observed(chainermn, comm, VALUES["float"], iterations=4, target="b", **how)
-
-
-@case
-def observation_aggregator_attributes(chainermn, comm):
-    extension = chainermn.extensions.ObservationAggregator(comm, "a")
-    return extension.trigger, extension.priority, extension.name, extension.default_name
 
 
 # -- MultiNodeEarlyStoppingTrigger
@@ -199,19 +185,8 @@ def early_stopping_suffix(chainermn, comm):
 
 
 @case
-def early_stopping_patients(chainermn, comm):
-    return stopped(chainermn, comm, lambda rank, n: float(n), patients=2)
-
-
-@case
 def early_stopping_unknown_keyword(chainermn, comm):
     return stopped(chainermn, comm, lambda rank, n: float(n), unknown=2)
-
-
-@case
-def early_stopping_training_length(chainermn, comm):
-    trigger = chainermn.extensions.MultiNodeEarlyStoppingTrigger(comm)
-    return trigger.get_training_length()
 
 
 @case
@@ -228,9 +203,9 @@ def early_stopping_by_position(chainermn, comm):
 
 
 def files():
-    return (
-        sorted(name for name in os.listdir("result")) if os.path.isdir("result") else []
-    )
+    if os.path.isdir("result"):
+        return sorted(os.listdir("result"))
+    return []
 
 
 def snapshot(**how):
@@ -272,9 +247,3 @@ def multi_node_snapshot_loads(chainermn, comm):
 @each(twice=[[0], [0]], beyond=[[7]], negative=[[-1]])
 def multi_node_snapshot_of_wrong_sets(chainermn, comm, sets):
     return chainermn.extensions.multi_node_snapshot(comm, snapshot(), sets) is not None
-
-
-@case
-def multi_node_snapshot_attributes(chainermn, comm):
-    extension = chainermn.extensions.multi_node_snapshot(comm, snapshot(), [])
-    return extension.trigger, extension.priority, extension.name, extension.default_name

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import chainer
 import numpy as np
-from mpi4py import MPI
 
 from .table import case, each, outcome
 
@@ -23,7 +22,9 @@ def serial(examples, batch=2, **how):
 
 
 def shared(chainermn, comm, examples, root=0, **how):
-    actual = serial(examples, **how) if comm.rank == root else None
+    actual = None
+    if comm.rank == root:
+        actual = serial(examples, **how)
     return chainermn.iterators.create_multi_node_iterator(actual, comm, root)
 
 
@@ -51,31 +52,13 @@ def multi_node_iterator_of_the_other_rank(chainermn, comm):
     return next(shared(chainermn, comm, EXAMPLES["arrays"], root=1))
 
 
-@case
-def multi_node_iterator_by_keywords(chainermn, comm):
-    iterator = chainermn.iterators.create_multi_node_iterator(
-        actual_iterator=serial(EXAMPLES["arrays"]), communicator=comm, rank_master=0
-    )
-    return iterator.next()
-
-
-@case
-def multi_node_iterator_position(chainermn, comm):
-    iterator = shared(chainermn, comm, EXAMPLES["arrays"])
-    next(iterator)
-    return (
-        iterator.current_position,
-        iterator.epoch_detail,
-        iterator.previous_epoch_detail,
-    )
-
-
 @each("batch_size", "dataset", "nothing")
 def multi_node_iterator_attribute(chainermn, comm, name):
     iterator = shared(chainermn, comm, EXAMPLES["arrays"])
     next(iterator)
-    value = getattr(iterator, name)
-    return len(value) if name == "dataset" else value
+    if name == "dataset":
+        return len(iterator.dataset)
+    return getattr(iterator, name)
 
 
 @each(
@@ -94,25 +77,6 @@ def multi_node_iterator_serialized(chainermn, comm):
     serializer = chainer.serializers.DictionarySerializer()
     iterator.serialize(serializer)
     return serializer.target
-
-
-@case
-def multi_node_iterator_trains(chainermn, comm):
-    iterator = shared(chainermn, comm, EXAMPLES["arrays"])
-    seen = []
-    while iterator.epoch < 2:
-        seen.append(len(next(iterator)))
-    return seen, iterator.is_new_epoch
-
-
-@case
-def synchronized_iterator(chainermn, comm):
-    np.random.seed(comm.rank)
-    iterator = chainermn.iterators.create_synchronized_iterator(
-        serial(list(range(8)), 4, shuffle=True), comm
-    )
-    batches = [next(iterator) for _ in range(4)]
-    return MPI.COMM_WORLD.bcast(batches) == batches, len(batches[0]), iterator.epoch
 
 
 @case

@@ -63,24 +63,10 @@ def batch_normalization_dtype(chainermn, comm, dtype):
     return state(normalization(chainermn, comm, dtype=dtype))
 
 
-@each(
-    float16=np.float16, float32=np.float32, float64=np.float64, mixed16=chainer.mixed16
-)
-def batch_normalization_of_the_configured_dtype(chainermn, comm, dtype):
-    with chainer.using_config("dtype", dtype):
-        return state(normalization(chainermn, comm))
-
-
 @each(float16=np.float16, float64=np.float64)
 def batch_normalization_of_inputs(chainermn, comm, dtype):
     link = normalization(chainermn, comm, dtype=dtype)
     return trained(link, plain(comm.rank).astype(dtype))
-
-
-@case
-def batch_normalization_by_position(chainermn, comm):
-    kind = chainermn.links.MultiNodeBatchNormalization
-    return state(kind(2, comm, 0.5, 1e-3, np.float32, True, False, 2, None, "auto"))
 
 
 @case
@@ -122,12 +108,6 @@ def batch_normalization_attributes(chainermn, comm):
 
 
 @case
-def batch_normalization_is_a_link(chainermn, comm):
-    kind = chainermn.links.MultiNodeBatchNormalization
-    return isinstance(normalization(chainermn, comm), chainer.Link), kind.__name__
-
-
-@case
 def batch_normalization_is_chainers(chainermn, comm):
     return isinstance(normalization(chainermn, comm), L.BatchNormalization)
 
@@ -136,13 +116,6 @@ def batch_normalization_is_chainers(chainermn, comm):
 def get_communication_backend(chainermn, comm, name):
     module = importlib.import_module("chainermn.functions.batch_normalization")
     return module.get_communication_backend(comm, name)
-
-
-@case
-def batch_normalization_saved(chainermn, comm):
-    serializer = chainer.serializers.DictionarySerializer()
-    serializer.save(normalization(chainermn, comm))
-    return serializer.target
 
 
 # -- create_mnbn_model
@@ -206,15 +179,6 @@ def mnbn_models_share_nothing(chainermn, comm):
 
 
 @case
-def mnbn_models_keep_settings(chainermn, comm):
-    model = Net()
-    model.bn.avg_mean += 5
-    model.bn.gamma.array += 1
-    made = chainermn.links.create_mnbn_model(model, comm)
-    return made.bn.eps, made.bn.decay, state(made)
-
-
-@case
 def mnbn_models_train(chainermn, comm):
     model = chainermn.links.create_mnbn_model(Net(), comm)
     return trained(model, inputs(comm.rank) * (comm.rank + 1))
@@ -244,7 +208,8 @@ class OnRank1(chainer.Chain):
         super().__init__(l=L.Linear(2, 2, initialW=0.5))
 
     def forward(self, *xs):
-        xs = xs[0] if isinstance(xs[0], tuple) else xs
+        if isinstance(xs[0], tuple):
+            (xs,) = xs
         return self.l(sum(xs))
 
 
@@ -291,23 +256,6 @@ def chain_list_of_tuples(chainermn, comm):
 
 
 @case
-def chain_list_with_a_list_of_ranks(chainermn, comm):
-    model = chainermn.MultiNodeChainList(comm)
-    if comm.rank == 0:
-        model.add_link(OnRank0(), rank_in=None, rank_out=[1])
-        return run(model, inputs())
-    model.add_link(OnRank1(), rank_in=[0], rank_out=None)
-    return run(model)
-
-
-@case
-def chain_list_of_one_rank(chainermn, comm):
-    model = chainermn.MultiNodeChainList(comm)
-    model.add_link(OnRank0())
-    return run(model, inputs(comm.rank))
-
-
-@case
 def chain_list_without_links(chainermn, comm):
     return chainermn.MultiNodeChainList(comm)(inputs())
 
@@ -341,7 +289,9 @@ def n_step_rnn(chainermn, comm, kind):
     link = kind(1, 3, 3, 0)
     for param in link.params():
         param.array.fill(0.1)
-    neighbour = {"rank_out": 1} if comm.rank == 0 else {"rank_in": 0}
+    neighbour = {"rank_in": 0}
+    if comm.rank == 0:
+        neighbour = {"rank_out": 1}
     model = make(link, comm, **neighbour)
     *outputs, delegate = model(sequences())
     model.cleargrads()

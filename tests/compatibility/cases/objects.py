@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from mpi4py import MPI
 
-from .table import case, each
+from .table import case, each, of_rank_0
 
 OBJECTS = {
     "none": None,
@@ -34,28 +34,6 @@ def recv_obj_with_a_positional_tag(chainermn, comm):
 
 
 @case
-def send_obj_by_keywords(chainermn, comm):
-    if comm.rank == 0:
-        return comm.send_obj(obj="text", dest=1, tag=3)
-    return comm.recv_obj(source=0, tag=3)
-
-
-@case
-def send_obj_without_a_tag(chainermn, comm):
-    if comm.rank == 0:
-        return comm.send_obj("text", 1)
-    return comm.recv_obj(0, tag=0)
-
-
-@case
-def recv_obj_without_a_tag(chainermn, comm):
-    """The first message, whatever its tag."""
-    if comm.rank == 0:
-        return comm.send_obj("first", 1, 4), comm.send_obj("second", 1, 0)
-    return comm.recv_obj(0)
-
-
-@case
 def recv_obj_with_a_status(chainermn, comm):
     if comm.rank == 0:
         return comm.send_obj("text", 1, 4)
@@ -72,12 +50,7 @@ def recv_obj_of_any_source(chainermn, comm):
 
 @each(**OBJECTS)
 def bcast_obj(chainermn, comm, value):
-    return comm.bcast_obj(value if comm.rank == 0 else None)
-
-
-@case
-def bcast_obj_of_the_other_rank(chainermn, comm):
-    return comm.bcast_obj(obj="text" if comm.rank else None, root=1)
+    return comm.bcast_obj(of_rank_0(comm, value))
 
 
 @case
@@ -87,9 +60,7 @@ def bcast_obj_where_others_have_one(chainermn, comm):
 
 @each(1, 1024, None)
 def bcast_obj_with_max_buf_len(chainermn, comm, length):
-    return comm.bcast_obj(
-        list(range(100)) if comm.rank == 0 else None, max_buf_len=length
-    )
+    return comm.bcast_obj(of_rank_0(comm, list(range(100))), max_buf_len=length)
 
 
 @case
@@ -101,11 +72,6 @@ def bcast_obj_gives_the_root_its_own(chainermn, comm):
 @each(**OBJECTS)
 def gather_obj(chainermn, comm, value):
     return comm.gather_obj(value)
-
-
-@case
-def gather_obj_at_the_other_rank(chainermn, comm):
-    return comm.gather_obj(obj=comm.rank, root=1)
 
 
 @each(

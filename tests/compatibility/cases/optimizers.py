@@ -24,20 +24,6 @@ def made(chainermn, comm, model, rule=None, **how):
 
 
 @case
-def setup_gives_the_optimizer(chainermn, comm):
-    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm)
-    return optimizer.setup(linear()) is optimizer
-
-
-@case
-def by_keywords(chainermn, comm):
-    optimizer = chainermn.create_multi_node_optimizer(
-        actual_optimizer=chainer.optimizers.SGD(0.5), communicator=comm, zero_fill=False
-    )
-    return optimizer.lr
-
-
-@case
 def attributes(chainermn, comm):
     model = linear()
     rule = chainer.optimizers.Adam(alpha=0.25)
@@ -93,18 +79,6 @@ def the_first_update_with_a_loss(chainermn, comm):
 
 
 @each(**RULES)
-def two_updates(chainermn, comm, rule):
-    """The first gives rank 0's parameters to all."""
-    model = linear()
-    optimizer = made(chainermn, comm, model, rule())
-    results = []
-    for _ in range(3):
-        backward(model, comm.rank)
-        results.append(optimizer.update())
-    return results, state(model), grads(model), optimizer.t
-
-
-@each(**RULES)
 def two_updates_with_a_loss(chainermn, comm, rule):
     """Without the first, which steps in one of them and doesn't in the other."""
     model = Loss()
@@ -113,16 +87,6 @@ def two_updates_with_a_loss(chainermn, comm, rule):
     optimizer.update()
     results = [optimizer.update(model, inputs(comm.rank)) for _ in range(2)]
     return results, state(model), grads(model), optimizer.t
-
-
-@case
-def a_loss_by_keywords(chainermn, comm):
-    model = Loss()
-    optimizer = made(chainermn, comm, model)
-    backward(model.linear, comm.rank)
-    optimizer.update()
-    optimizer.update(lossfun=model, x=inputs(comm.rank))
-    return state(model)
 
 
 @case
@@ -153,29 +117,6 @@ def zero_fill(chainermn, comm, fill):
 
 
 @case
-def hooks(chainermn, comm):
-    model = linear()
-    optimizer = made(chainermn, comm, model)
-    optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(0.5))
-    for _ in range(2):
-        backward(model, comm.rank)
-        optimizer.update()
-    return state(model)
-
-
-@case
-def a_loss_that_is_none_of_one_rank(chainermn, comm):
-    model = linear()
-    optimizer = made(chainermn, comm, model)
-    for _ in range(2):
-        model.cleargrads()
-        if comm.rank == 0:
-            backward(model, 0)
-        optimizer.update()
-    return state(model)
-
-
-@case
 def a_parameter_that_is_added_later(chainermn, comm):
     model = chainer.ChainList(linear(comm.rank + 1.0))
     optimizer = made(chainermn, comm, model)
@@ -201,15 +142,9 @@ def serialized(chainermn, comm):
 
 
 @case
-def new_epoch(chainermn, comm):
-    optimizer = made(chainermn, comm, linear())
-    optimizer.new_epoch()
-    return optimizer.epoch
-
-
-@case
 def setup_twice(chainermn, comm):
-    first, second = linear(comm.rank), linear(comm.rank + 1.0)
+    first = linear(comm.rank)
+    second = linear(comm.rank + 1.0)
     optimizer = made(chainermn, comm, first)
     backward(first, comm.rank)
     optimizer.update()

@@ -14,7 +14,7 @@ import numpy as np
 from chainer.training import extensions
 
 from .models import Loss, backward, inputs, linear, state, trainer, training
-from .table import case, each, outcome
+from .table import case, each, of_rank_0, outcome
 
 
 @case
@@ -29,9 +29,7 @@ def data_parallel(chainermn, comm):
     optimizer.setup(model)
     model.cleargrads()
     optimizer.update()
-    part = chainermn.scatter_dataset(
-        rows if comm.rank == 0 else None, comm, shuffle=True, seed=1
-    )
+    part = chainermn.scatter_dataset(of_rank_0(comm, rows), comm, shuffle=True, seed=1)
     run = trainer(optimizer, part, length=(2, "epoch"))
     once = chainer.iterators.SerialIterator(part, 2, repeat=False, shuffle=False)
     evaluator = chainermn.create_multi_node_evaluator(
@@ -43,8 +41,10 @@ def data_parallel(chainermn, comm):
         run.extend(extensions.snapshot(filename="snapshot"))
         run.extend(extensions.snapshot_object(model, "model"))
     run.run()
-    files = sorted(os.listdir("result")) if comm.rank == 0 else None
-    log = json.loads(Path("result/log").read_text())[-1] if comm.rank == 0 else {}
+    files = of_rank_0(comm, sorted(os.listdir("result")))
+    log = {}
+    if comm.rank == 0:
+        log = json.loads(Path("result/log").read_text())[-1]
     means = {key: float(value) for key, value in log.items() if "main" in key}
     return files, means, state(model), run.updater.epoch
 
@@ -67,7 +67,8 @@ def hybrid(chainermn, comm):
 class Front(chainer.Chain):
     def __init__(self, comm, functions):
         super().__init__(inner=linear(0.1))
-        self.comm, self.functions = comm, functions
+        self.comm = comm
+        self.functions = functions
 
     def forward(self, x):
         return self.functions.send(self.inner(x), self.comm, rank=1)
@@ -76,7 +77,8 @@ class Front(chainer.Chain):
 class Back(chainer.Chain):
     def __init__(self, comm, functions):
         super().__init__(inner=chainer.links.Linear(2, 1, initialW=0.5))
-        self.comm, self.functions = comm, functions
+        self.comm = comm
+        self.functions = functions
 
     def forward(self):
         return F.sum(self.inner(self.functions.recv(self.comm, rank=0)) ** 2)
@@ -125,16 +127,9 @@ def learning_rates(chainermn, comm, shift):
 def methods_of_the_optimizer(chainermn, comm, name):
     optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm)
     optimizer.setup(linear())
-    arguments = ("pre",) if name == "call_hooks" else ()
-    return getattr(optimizer, name)(*arguments)
-
-
-@case
-def hooks_by_name(chainermn, comm):
-    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm)
-    optimizer.setup(linear())
-    optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(0.5), "decay")
-    return optimizer.remove_hook("decay")
+    if name == "call_hooks":
+        return optimizer.call_hooks("pre")
+    return getattr(optimizer, name)()
 
 
 @case
@@ -187,28 +182,6 @@ def models_are_copied(chainermn, comm, how):
     }
     made = outcome(lambda: ways[how](model))
     return made if isinstance(made, Exception) else made.b.comm is comm
-
-
-@case
-def an_evaluator_that_overrides_the_call(chainermn, comm):
-    class Own(extensions.Evaluator):
-        def __call__(self, trainer=None):
-            return {"own": 1.0 + comm.rank}
-
-    once = chainer.iterators.SerialIterator([*inputs()], 2, repeat=False, shuffle=False)
-    return chainermn.create_multi_node_evaluator(Own(once, Loss()), comm)(None)
-
-
-@case
-def an_extension_of_one_rank(chainermn, comm):
-    run, _ = training(chainermn, comm)
-    seen = []
-    if comm.rank == 0:
-        run.extend(
-            lambda each: seen.append(each.updater.iteration), trigger=(1, "iteration")
-        )
-    run.run()
-    return seen
 
 
 @case

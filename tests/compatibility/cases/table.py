@@ -51,3 +51,10 @@ def outcome(call: Callable[[], Any]) -> Any:
         return call()
     except Exception as error:
         return error
+
+
+def of_rank_0(comm: Any, value: Any) -> Any:
+    """What rank 0 gives to a function that takes nothing of the other ranks."""
+    if comm.rank == 0:
+        return value
+    return None
