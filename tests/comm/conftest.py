@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from chainermn_comm import create_communicator
-from tests.support.tools.tracing import traced_into
+from tests.comm.tracing import traced_into
 from tests.support.worlds.third_party import Inheriting
 from tests.support.worlds.topologies import ALGORITHMS, by_name
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cache
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.comm.late_ranks import late_ranks
+from tests.comm.inside import late_ranks
 from tests.support.oracles.drawn_models import (
     DTYPES,
     Entry,
@@ -37,13 +38,15 @@ NAMES = {
 }
 MODELS = models([(263_001,), (520, 510)], 60)
 
+# By default, and in the way of many ranks.
+Way = Callable[[], AbstractContextManager[object]]
+WAYS: list[Way] = [nullcontext, by_circulant]
+
 
 @cache
-def communicator(
-    name: str, nodes: tuple[int, ...], by_rounds: bool, chunk_bytes: int | None
-):
+def communicator(name: str, nodes: tuple[int, ...], way: Way, chunk_bytes: int | None):
     """Kept for the whole run: chunks go on from call to call."""
-    with by_circulant() if by_rounds else nullcontext():
+    with way():
         comm = on_nodes(nodes, name)
         comm.set_config("chunk_bytes", chunk_bytes)
         comm.allreduce_grad(with_grads(w=np.ones(3, "f4")))  # the algorithm is made
@@ -51,10 +54,9 @@ def communicator(
 
 
 FEW = [
-    pytest.param(
-        name, 25, marks=pytest.mark.ranks(*ranks) if ranks else pytest.mark.full
-    )
+    pytest.param(name, 10, marks=pytest.mark.ranks(*ranks))
     for name, ranks in NAMES.items()
+    if ranks
 ]
 MANY = [pytest.param(name, 200, marks=pytest.mark.full) for name in NAMES]
 
@@ -68,17 +70,17 @@ def test_any_model_over_any_topology(world, name, examples):
     twins = [twin, replace(twin, layout="shared", missing=frozenset({0}))]
 
     @settings(max_examples=examples)
-    @example(twins, topologies[0], None, True, False, None)
+    @example(twins, topologies[0], None, True, nullcontext, None)
     @given(
         MODELS,
         st.sampled_from(topologies),
         st.sampled_from([None, *DTYPES]),
         st.booleans(),
-        st.booleans(),
+        st.sampled_from(WAYS),
         st.sampled_from([None, 8192]),
     )
-    def check(entries, nodes, wire, zero_fill, by_rounds, chunk_bytes):
-        comm = communicator(name, nodes, by_rounds, chunk_bytes)
+    def check(entries, nodes, wire, zero_fill, way, chunk_bytes):
+        comm = communicator(name, nodes, way, chunk_bytes)
         check_model(
             comm, lambda: take_mean(comm, entries, zero_fill), entries, wire, zero_fill
         )

@@ -7,17 +7,13 @@ import math
 import numpy as np
 import pytest
 
-from chainermn_comm.sums import circulant
 from chainermn_comm.sums.circulant import rounds_of
-from tests.support.jobs import runner
 from tests.support.oracles.samples import same
 from tests.support.worlds.circulant import (
     by_circulant,
     is_chosen_for,
     mean_by_messages,
-    most_bytes_of_a_sum,
 )
-from tests.support.worlds.many_ranks import CALLS
 
 DTYPES = ("float32", "complex64", "int8", "uint64", "bool")
 # Fewer numbers than ranks, one more, and some chunks.
@@ -44,17 +40,6 @@ def test_the_sum_is_that_of_numpy(world, dtype, chunk_bytes):
         same(array, numbers)
 
 
-# From 17 ranks on, sums go in rounds anyway.
-@pytest.mark.ci
-@pytest.mark.parametrize(
-    "ranks", [5, *(pytest.param(n, marks=pytest.mark.full) for n in (7, 17))]
-)
-def test_means_of_more_ranks_are_right(ranks):
-    job = runner.run(ranks, "-m", "tests.support.worlds.circulant", seconds=600)
-    assert job.returncode == 0, job
-    assert job.out.split() == ["MEANS", str(3 * 2 * (CALLS + 1))], job
-
-
 @pytest.mark.parametrize("ranks", [*range(1, 70), 127, 128, 129, 1000, 1023, 1024])
 def test_all_blocks_but_one_are_sent_in_as_few_rounds_as_can_be(ranks):
     rounds = rounds_of(ranks)
@@ -70,11 +55,3 @@ def test_all_blocks_but_one_are_sent_in_as_few_rounds_as_can_be(ranks):
 @pytest.mark.parametrize("size", [2, 16, 17, 1000])
 def test_from_17_ranks_on_sums_go_in_rounds(size):
     assert is_chosen_for(size) == (size > 16)
-
-
-def test_memory_hardly_grows_with_the_number_of_ranks(monkeypatch):
-    monkeypatch.setattr(circulant, "start_exchange", lambda *_: [])
-    grad = np.zeros(40 << 20, "f4")
-    for size, most_mib in (17, 16), (100, 22), (1000, 32):
-        used = most_bytes_of_a_sum(size, grad)
-        assert 3 < used / (1 << 20) < most_mib

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from chainermn_comm import PeerError, RankMismatchError
-from tests.support.oracles.freed import Batch, freed_at_once
-from tests.support.oracles.raised import raises_on_all
+from tests.support.oracles.raised import Batch, freed_at_once, raises_on_all
 
 pytestmark = pytest.mark.world
 

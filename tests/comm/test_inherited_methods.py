@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from chainermn_comm import RankMismatchError
-from tests.support.oracles.samples import DTYPES
 from tests.support.oracles.verbs import all_of, check_one
 from tests.support.worlds.third_party import Inheriting
 
@@ -16,7 +15,7 @@ pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3)]
 def test_every_verb_gives_what_numpy_says(world):
     """Ours in tests/gpu/test_verbs.py."""
     comm = Inheriting(world.Dup())
-    for dtype in DTYPES:
+    for dtype in ("float32", "bool"):
         for name, (verb, _) in all_of(dtype).items():
             # Its `reduce_scatter` takes no tuples: see test_operations.py.
             if not name.startswith("reduce_scatter"):
@@ -33,9 +32,18 @@ def test_arguments_that_differ_are_told(either):
         with pytest.raises(RankMismatchError, match="root: 0 on rank 0; 1 on rank"):
             call(rows, root=min(either.rank, 1))
     is_last = either.rank == either.size - 1
-    for data in ((x, x) if is_last else (x,), (x, x[:2]) if is_last else (x, x)):
+    for right, wrong in [((x,), (x, x)), ((x, x), (x, x[:2]))]:
+        data = right
+        if is_last:
+            data = wrong
         with pytest.raises(RankMismatchError, match=r"array.* on rank"):
             either.allreduce(data)
+    op = "min"
+    if is_last:
+        op = "max"
+    for call, data in ((either.allreduce, x), (either.reduce_scatter, rows)):
+        with pytest.raises(RankMismatchError, match="op"):
+            call(data, op)
     for root in (0, 1):
         found = either.scatter_obj("abc"[: either.size], root=root)
         assert found == "abc"[either.rank]

@@ -31,36 +31,26 @@ CASES = [
     if base == "flat" or name.startswith(("allreduce_grad", "finalize"))
 ]
 FEW = random.Random(SEED).sample(CASES, 8)
-REFUSED = {"CHAINERMN_FORCE_ABORT_ON_EXCEPTION": "0"}
 
 
-def interrupt(
-    folder: Path, ranks: int, case: tuple[str, str], count: int, refused: bool = False
-) -> None:
+def interrupt(folder: Path, ranks: int, case: tuple[str, str], count: int) -> None:
     """Interrupt calls at as many places; a job goes on with the next one where it isn't aborted."""
     draw = random.Random(f"{SEED} {ranks} {case}")
     odd = draw.randrange(ranks)
     path = folder / "place"
     places = sorted(draw.random() for _ in range(count))
-    how = REFUSED if refused else None
     while places:
-        job = run_text(
-            ranks, SCRIPT, *case, odd, path, *places, seconds=SECONDS, environment=how
-        )
+        job = run_text(ranks, SCRIPT, *case, odd, path, *places, seconds=SECONDS)
         assert path.exists(), job
         text = path.read_text()
         where = f"{case}, rank {odd} of {ranks}, bytecode {text}, seed {SEED}: {job}"
         if job.returncode == 0 and job.out.count("DONE") == ranks:
             return
-        if refused:
-            assert path.with_suffix(".refused").exists(), where
-            path.with_suffix(".refused").unlink()
-        else:
-            assert job.returncode == 1, where
-            # Where a `with` has just ended, Python closes its generator instead.
-            kinds = "InterruptedError|PeerError|GeneratorExit"
-            named = rf"rank {odd} of {ranks}: uncaught ({kinds})"
-            assert re.search(named, job.err), where
+        assert job.returncode == 1, where
+        # Where a `with` has just ended, Python closes its generator instead.
+        kinds = "InterruptedError|PeerError|GeneratorExit"
+        named = rf"rank {odd} of {ranks}: uncaught ({kinds})"
+        assert re.search(named, job.err), where
         del places[: int(text.split()[0]) + 1]
 
 
@@ -75,11 +65,3 @@ def test_an_interrupted_call_raises_on_all_ranks_or_ends_the_job(case, tmp_path)
 @pytest.mark.parametrize("case", CASES, ids=" ".join)
 def test_an_interrupted_call_at_many_places(case, ranks, tmp_path):
     interrupt(tmp_path, ranks, case, 7)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    "case", [case for case in CASES if "create" not in case[1]], ids=" ".join
-)
-def test_where_no_job_may_be_aborted_later_calls_say_so(case, tmp_path):
-    interrupt(tmp_path, 2, case, 3, refused=True)

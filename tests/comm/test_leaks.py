@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from chainermn_comm import create_communicator
+from tests.comm.inside import is_in_shared_memory
 from tests.support.worlds.models import with_grads
-from tests.support.worlds.shared_memory import is_in_shared_memory
 from tests.support.worlds.topologies import ALGORITHMS, by_name, on_nodes
 
 pytestmark = pytest.mark.world

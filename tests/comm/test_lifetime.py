@@ -17,8 +17,8 @@ from chainermn_comm import (
     Topology,
     create_communicator,
 )
+from tests.comm.methods import GIVEN
 from tests.support.oracles.raised import raises_on_all
-from tests.support.worlds.methods import GIVEN
 from tests.support.worlds.models import check_mean, with_grads
 from tests.support.worlds.topologies import (
     ALGORITHMS,
@@ -145,18 +145,6 @@ def test_a_split_keeps_settings_and_its_part_of_the_topology(world, name, nodes)
             )
             check_mean(part, 70_000)
         check_mean(comm, 70_000)
-
-
-@pytest.mark.parametrize("name", by_name(*ALGORITHMS))
-def test_finalize_leaves_others_alone(world, name):
-    first = create_communicator(name)
-    others = [create_communicator(name), first.split(0, -first.rank)]
-    for comm in (first, *others):
-        check_mean(comm, 70_000)
-    first.finalize()
-    for comm in others:
-        check_mean(comm, 70_000)
-        comm.finalize()
 
 
 def test_after_finalize_every_call_raises(naive):

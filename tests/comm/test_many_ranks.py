@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.jobs import runner
+from tests.support.plugins.pairwise import in_full
 from tests.support.worlds.many_ranks import CALLS, TOPOLOGIES, runs
 
 pytestmark = pytest.mark.ci
@@ -16,7 +17,7 @@ SECONDS = 240.0
 # One number by default: each takes long on two cores, and they differ little.
 @pytest.mark.parametrize(
     "ranks",
-    [pytest.param(n, marks=[pytest.mark.full] if n != 5 else []) for n in TOPOLOGIES],
+    [5, *in_full(*(n for n in TOPOLOGIES if n != 5))],
 )
 def test_means_are_right_and_bit_identical_over_any_topology(ranks):
     job = runner.run(ranks, "-m", "tests.support.worlds.many_ranks", seconds=SECONDS)

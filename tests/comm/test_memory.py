@@ -7,9 +7,8 @@ import gc
 import numpy as np
 import pytest
 
-from chainermn_comm import create_communicator
+from tests.support.worlds.circulant import most_bytes
 from tests.support.worlds.models import Model, Param
-from tests.support.worlds.one_of_many import most_bytes
 from tests.support.worlds.topologies import on_nodes
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 4)]
@@ -68,12 +67,3 @@ def test_extra_memory_does_not_grow_with_the_model(world, name, nodes, wire):
         # An array takes 10 MB in the large model, and the small ones 50 MB: not even
         # one of the former is copied, nor a fifth of the latter.
         assert large - small < 8 * MIB
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize("name", ["flat", "hierarchical"])
-def test_a_gradient_that_is_replaced_takes_its_own_size_and_a_copy(world, name):
-    with create_communicator(name) as comm:
-        extra_bytes(comm, 4)
-        replaced = 100 * MIB / 2 / PARAMETERS
-        assert extra_bytes(comm, 100, transposed=True) < 2 * replaced + FEW_CHUNKS

@@ -9,7 +9,7 @@ import pytest
 from mpi4py import MPI
 
 from chainermn_comm import RankMismatchError, create_communicator
-from tests.support.worlds.methods import GIVEN
+from tests.comm.methods import GIVEN
 from tests.support.worlds.models import with_grads
 
 # Three ranks show all that two do, and that several have the same signature. The

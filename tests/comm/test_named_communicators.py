@@ -77,16 +77,9 @@ class CountingTwice(Counting):
         super().allreduce_grad(model)
 
 
-class CountingThrice(CountingTwice):
-    def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
-        self.means.append("outermost")
-        super().multi_node_mean_grad(model, zero_fill)
-
-
 LEVELS = {
     Counting: ["own"],
     CountingTwice: ["outer", "own"],
-    CountingThrice: ["outermost", "outer", "own"],
 }
 
 
@@ -107,23 +100,6 @@ def test_each_class_of_the_users_takes_its_part_in_a_mean_once(made, world):
         with comm.split(0, world.rank) as part:
             assert type(part) is made
             assert part.means is comm.means  # what its own `__init__` set
-
-
-class Registered:
-    """A user's mixin that has options of its own for its subclasses."""
-
-    labels: list[str] = []  # noqa: RUF012
-
-    def __init_subclass__(cls, label: str = "", **options: Any) -> None:
-        super().__init_subclass__(**options)
-        cls.labels.append(label)
-
-
-def test_a_mixin_of_a_users_class_hears_of_its_subclasses(world):
-    made = type("Labelled", (NaiveCommunicator, Registered), {}, label="mine")
-    assert Registered.labels == ["mine"]
-    with made(world) as comm:
-        check_mean(comm)
 
 
 def test_either_name_of_the_mean_will_do(world):

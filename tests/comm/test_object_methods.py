@@ -22,8 +22,11 @@ def test_every_method_carries_any_object_from_and_to_any_rank(naive):
         is_root = me == root
         given = mine if is_root else lambda: "can't be pickled"
         same(naive.bcast_obj(given, root=root), things[root])
-        same(naive.gather_obj(mine, root=root), things if is_root else None)
-        same(naive.scatter_obj(things if is_root else None, root=root), mine)
+        on_root = None
+        if is_root:
+            on_root = things
+        same(naive.gather_obj(mine, root=root), on_root)
+        same(naive.scatter_obj(on_root, root=root), mine)
         if is_root:
             for dest in set(ranks) - {root}:
                 naive.send_obj(things[dest], dest, tag=dest)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from chainermn_comm import create_communicator
+from tests.comm.methods import SIZE, x
 from tests.support.oracles.raised import raises_on_all
-from tests.support.worlds.methods import SIZE, x
 from tests.support.worlds.models import check_mean, with_grads
 from tests.support.worlds.third_party import Inheriting
 

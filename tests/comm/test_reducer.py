@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,13 +12,10 @@ import pytest
 
 from chainermn_comm import (
     FinalizedError,
-    PeerError,
     RankMismatchError,
     create_communicator,
 )
 from tests.support.oracles.drawn_models import digest
-from tests.support.oracles.freed import freed_at_once
-from tests.support.oracles.raised import raises_on_all
 from tests.support.worlds.models import Model, Param, check_mean, finish, with_grads
 from tests.support.worlds.third_party import PlainCommunicator
 from tests.support.worlds.topologies import on_nodes
@@ -150,16 +146,6 @@ def test_what_a_wait_raised_it_and_assign_raise_again(world, error):
             call()
         assert vars(caught.value) == vars(error)
     assert comm.calls == 1
-
-
-@several_ranks
-def test_a_gradient_that_fails_is_kept_no_longer_than_its_error(comm):
-    """A caller that skips a batch would run out of memory."""
-    model = with_grads(w=np.ones(3, "f4" if comm.rank else "i8"))
-    with freed_at_once(model):
-        with suppress(TypeError, PeerError):
-            comm.allreduce_grad(model)
-        del model
 
 
 @with_third_party
@@ -294,19 +280,3 @@ def test_planned_gradients_that_one_rank_lacks_are_told_on_all_without_zero_fill
         with pytest.raises(RankMismatchError, match=r"/e .* no gradient on rank 0"):
             reducer.agree()
         np.testing.assert_array_equal(own, 1)
-
-
-@several_ranks
-@pytest.mark.parametrize("number", [0, 1])
-def test_what_is_no_float_gradient_is_told_on_all(comm, number):
-    """In whichever bucket, and though the channel numbers ranks otherwise."""
-    buckets = [with_grads(v=np.ones(3, "f4")), with_grads(w=np.ones(3, "f4"))]
-    wrong = comm.rank == 1
-    if wrong:
-        buckets[number] = with_grads(w=np.ones(3, "i4"))
-    with comm.split(0, -comm.rank) as channel:
-        reducer = comm.make_reducer(channel=channel)
-        with raises_on_all(wrong, TypeError, r"rank 1: .*/w has dtype int32"):
-            finish(reducer, *buckets)
-        check_mean(comm)
-        check_mean(channel)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import nullcontext
 from functools import cache, partial, reduce
 from itertools import product
@@ -13,14 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.oracles.drawn_models import DTYPES, digest, models, take_mean
+from tests.support.oracles.drawn_models import DTYPES, digest, model_of, models
 from tests.support.worlds.circulant import by_circulant
-from tests.support.worlds.models import Model, Param, finish, with_grads
+from tests.support.worlds.models import Model, finish, with_grads
 from tests.support.worlds.topologies import IMPOSED, NAMES, on_nodes
 
 pytestmark = pytest.mark.world
 
 reproducible = partial(on_nodes, reproducible=True)
+CHUNK_BYTES = (None, 4096)
 MODELS = models([(263_001,), (520, 510)], 60)
 
 
@@ -34,9 +34,21 @@ def cases(size: int) -> list[tuple[str, tuple[int, ...]]]:
 
 
 @cache
-def communicator(name: str, nodes: tuple[int, ...]) -> Any:
+def communicator(name: str, nodes: tuple[int, ...], chunk_bytes: int | None) -> Any:
     """Kept for the whole run."""
-    return reproducible(nodes, name)
+    comm = reproducible(nodes, name)
+    comm.set_config("chunk_bytes", chunk_bytes)
+    return comm
+
+
+def take_mean(comm: Any, model: Model, zero_fill: bool, in_buckets: bool) -> str:
+    """The digest of the means of a whole model, or of buckets of one parameter each."""
+    if in_buckets:
+        buckets = [Model(**{name: it}) for name, it in model.params.items()]
+        finish(comm.make_reducer(zero_fill), *buckets)
+    else:
+        comm.multi_node_mean_grad(model, zero_fill)
+    return digest([param.grad for param in model.params.values()])
 
 
 def differing(comm: Any, found: dict[Any, str]) -> set[Any]:
@@ -49,17 +61,20 @@ def differing(comm: Any, found: dict[Any, str]) -> set[Any]:
 @pytest.mark.parametrize("examples", [5, pytest.param(100, marks=pytest.mark.full)])
 @pytest.mark.sizes(2, 3, 4)
 @pytest.mark.ranks(2, 4)
-def test_any_model_has_the_same_bits_over_all_topologies_and_by_all_names(
+def test_any_model_has_the_same_bits_by_all_names_over_all_topologies_in_any_pieces(
     world, examples
 ):
     @settings(max_examples=examples)
     @given(MODELS, st.sampled_from([None, *DTYPES]), st.booleans())
     def check(entries, wire, zero_fill):
         found = {}
-        for case in cases(world.size):
-            comm = communicator(*case)
+        shares_memory = {"shared", "overlapping"} & {it.layout for it in entries}
+        for number, case in enumerate(cases(world.size)):
+            comm = communicator(*case, CHUNK_BYTES[number % 2])
             comm.set_config("allreduce_grad_dtype", wire)
-            found[case] = digest(take_mean(comm, entries, zero_fill))
+            model = model_of(entries, world.rank, zero_fill)
+            in_buckets = number % 3 == 0 and not shares_memory
+            found[case] = take_mean(comm, model, zero_fill, in_buckets)
         assert not differing(comm, found)
 
     check()
@@ -87,74 +102,3 @@ def test_sums_and_means_are_in_the_order_of_ranks(world, way):
                 np.testing.assert_array_equal(model["w"].grad, mean)
                 np.testing.assert_array_equal(comm.multi_node_mean(own), mean)
                 np.testing.assert_array_equal(comm.allreduce(own), total)
-
-
-# Small and large ones, and of dtypes that share a wire dtype.
-ARRAYS = {
-    "a": (7, "f4"),
-    "b": (300_001, "f4"),
-    "c": (1, "f8"),
-    "d": (900, "f2"),
-    "e": (40_000, "f8"),
-    "f": (50, "f4"),
-    "g": (51, "f4"),
-}
-
-
-def buckets_of(rank: int, division: Iterable[Iterable[str]]) -> list[Model]:
-    """Gradients of very different sizes, which go together as the division says."""
-    random = np.random.default_rng(rank)
-    model = Model()
-    for place, (name, (size, dtype)) in enumerate(ARRAYS.items()):
-        # In 16 bits the largest number of those that travel together decides what
-        # becomes of the smallest; from 2048 on it is another dtype.
-        grad = random.standard_normal(size) * 10.0 ** random.uniform(-15, 0, size)
-        grad[::1000] *= 10.0**place
-        model.params[name] = Param(np.zeros(size, dtype), grad.astype(dtype))
-    return [Model(**{name: model[name] for name in names}) for names in division]
-
-
-def bits(buckets: list[Model]) -> str:
-    params: dict[str, Param] = {}
-    for bucket in buckets:
-        params |= bucket.params
-    return digest([params[name].grad for name in ARRAYS])
-
-
-DIVISIONS = {
-    "one": [list(ARRAYS)],
-    "each": [[name] for name in reversed(ARRAYS)],
-    "few": [["b", "f"], ["e", "d", "a"], ["c", "g"]],
-}
-
-
-@pytest.mark.ci
-@pytest.mark.sizes(2, 4)
-@pytest.mark.parametrize("wire", [None, *DTYPES])
-def test_neither_buckets_nor_chunks_nor_nodes_change_bits(world, wire):
-    """Whether gradients come as one list, in buckets, or planned, through another communicator."""
-    found = {}
-    for nodes, chunk_bytes in product((1, world.size), (None, 4096)):
-        with (
-            reproducible(
-                [rank % nodes for rank in range(world.size)], allreduce_grad_dtype=wire
-            ) as comm,
-            comm.split(0, comm.rank) as through,
-        ):
-            comm.set_config("chunk_bytes", chunk_bytes)
-            through.set_config("chunk_bytes", chunk_bytes)
-            for how, division in DIVISIONS.items():
-                buckets = buckets_of(world.rank, division)
-                finish(comm.make_reducer(), *buckets)
-                found[nodes, chunk_bytes, how] = bits(buckets)
-
-                buckets = buckets_of(world.rank, division)
-                reducer = comm.make_reducer(channel=through)
-                works = [reducer.add_planned(bucket) for bucket in buckets]
-                for work in works:
-                    work.wait()
-                reducer.agree()
-                for work in works:
-                    work.assign()
-                found[nodes, chunk_bytes, how, "planned"] = bits(buckets)
-    assert not differing(communicator("flat", (0,) * world.size), found)

@@ -95,13 +95,6 @@ def test_what_one_rank_still_uses_stays(parent):
 
 
 @pytest.mark.world
-def test_mpi_s_communicator_may_outlive_ours(parent):
-    given = parent.split(parent.rank % 2, parent.rank).mpi_comm
-    split(parent)
-    assert given.allreduce(1) == given.size
-
-
-@pytest.mark.world
 @pytest.mark.sizes(2, 3, 4)
 def test_one_that_a_rank_has_left_by_an_exception_is_let_alone(parent):
     """Its memory can't be freed together any more, and nobody waits for that."""

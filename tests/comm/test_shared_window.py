@@ -9,8 +9,8 @@ import pytest
 
 from chainermn_comm.sums import shared_window
 from chainermn_comm.sums.shared_window import SharedWindow
+from tests.comm.inside import is_in_shared_memory
 from tests.support.worlds.models import check_mean
-from tests.support.worlds.shared_memory import is_in_shared_memory
 from tests.support.worlds.topologies import on_nodes
 
 pytestmark = pytest.mark.world
@@ -37,14 +37,16 @@ NO_ROOM = (
 def test_where_one_node_has_no_window_mpi_serves_and_one_line_says_why(
     world, monkeypatch, capfd, what, line
 ):
-    owner: Any = shared_window if what == "obstacle" else SharedWindow
+    owner: Any = SharedWindow
+    if what == "obstacle":
+        owner = shared_window
     real = getattr(owner, what)
 
     def fail(*args):
         real(*args)
         if what == "__init__":
             raise MemoryError("no such memory")
-        return shared_window.NO_ROOM if what == "obstacle" else False
+        return what == "obstacle" and shared_window.NO_ROOM
 
     if world.rank == world.size - 1:
         monkeypatch.setattr(owner, what, fail)

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from chainermn_comm import create_communicator
+from tests.comm.methods import GIVEN
 from tests.support.oracles.raised import raises_on_all
 from tests.support.watchdog.records import WORLD, recorded_calls
-from tests.support.worlds.methods import GIVEN
 from tests.support.worlds.models import check_mean, with_grads
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2)]

@@ -14,7 +14,8 @@ import pytest
 
 from chainermn_comm import RankMismatchError, create_communicator
 from chainermn_comm.trace import TRACE_VARIABLE
-from tests.support.tools.tracing import (
+from tests.comm.methods import GIVEN, x
+from tests.comm.tracing import (
     calls,
     events,
     is_traced,
@@ -22,7 +23,6 @@ from tests.support.tools.tracing import (
     write_to,
 )
 from tests.support.watchdog.records import Neighbour
-from tests.support.worlds.methods import GIVEN, x
 from tests.support.worlds.models import check_mean, with_grads
 from tests.support.worlds.topologies import by_name
 
@@ -77,11 +77,13 @@ def test_messages_and_errors_are_recorded(world, folder):
             comm.send(1, 99)  # before anything is waited for
         if world.rank == 0:
             comm.send(x, 1, 7)
-            name, error = "send", None
+            name = "send"
+            error = None
         else:
             with pytest.raises(TypeError, match="sent with send"):
                 comm.recv_obj(0, 7)
-            name, error = "recv_obj", "TypeError"
+            name = "recv_obj"
+            error = "TypeError"
         with pytest.raises(TypeError):
             comm.allreduce(np.array(["text"]))
         try:
@@ -111,42 +113,6 @@ def test_parts_of_a_communicator_have_names_and_members(world, folder):
     parts = world.allgather(mine["communicator"])
     assert len({*parts, whole["communicator"]}) == 1 + min(world.size, 2)
     assert set(world.allgather(mine["run"])) == {whole["run"]}
-
-
-def test_clocks_are_compared_at_the_start_now_and_then_and_at_the_end(world, folder):
-    with create_communicator("naive") as comm:
-        for _ in range(300):
-            comm.bcast_obj(0)
-    found = named(folder, world.rank, "chainermn clock")
-    last = calls(folder, world.rank)[-2]["args"]["sequence"]
-    between = [64 << power for power in range(10) if 64 << power <= last]
-    assert len(found) == 1 + len(between) + 1 >= 5
-    assert found == sorted(found, key=itemgetter("at"))
-    (own,) = named(folder, world.rank, "chainermn")
-    for one in found:
-        # All processes of a machine share the clock.
-        assert abs(one["ahead"] - own["zero"]) <= one["round_trip"] / 2 + 1
-        assert (one["round_trip"] == 0) == (world.rank == 0)
-
-
-def test_clocks_are_compared_though_sums_have_numbers_too(world, folder):
-    """As in an update: only every other number is one of a call that ranks meet in."""
-    model = with_grads(w=np.ones(9, "f4"))
-    with create_communicator("naive") as comm:
-        for _ in range(150):
-            reducer = comm.make_reducer()
-            reducer.add(model)
-            reducer.agree()
-            reducer.start().wait()
-    assert len(named(folder, world.rank, "chainermn clock")) == 5
-
-
-def test_other_threads_have_rows_of_their_own(world, folder):
-    with create_communicator("naive") as comm, ThreadPoolExecutor(1) as thread:
-        model = with_grads(w=np.ones(9, "f4"))
-        thread.submit(comm.allreduce_grad, model).result()
-        comm.allreduce_grad(model)
-    assert [call["tid"] for call in calls(folder, world.rank)] == [1, 0, 0]
 
 
 @pytest.mark.parametrize("action", ["always", "error"])
@@ -213,3 +179,27 @@ def test_ranks_that_disagree_are_told(world, folder, monkeypatch):
         monkeypatch.delenv(TRACE_VARIABLE)
     with pytest.raises(RankMismatchError, match=f"{TRACE_VARIABLE}.*unset on rank 1"):
         create_communicator("naive")
+
+
+def test_other_threads_have_rows_of_their_own(world, folder):
+    with create_communicator("naive") as comm, ThreadPoolExecutor(1) as thread:
+        model = with_grads(w=np.ones(9, "f4"))
+        thread.submit(comm.allreduce_grad, model).result()
+        comm.allreduce_grad(model)
+    assert [call["tid"] for call in calls(folder, world.rank)] == [1, 0, 0]
+
+
+def test_clocks_are_compared_at_the_start_now_and_then_and_at_the_end(world, folder):
+    with create_communicator("naive") as comm:
+        for _ in range(300):
+            comm.bcast_obj(0)
+    found = named(folder, world.rank, "chainermn clock")
+    last = calls(folder, world.rank)[-2]["args"]["sequence"]
+    between = [64 << power for power in range(10) if 64 << power <= last]
+    assert len(found) == 1 + len(between) + 1 >= 5
+    assert found == sorted(found, key=itemgetter("at"))
+    (own,) = named(folder, world.rank, "chainermn")
+    for one in found:
+        # All processes of a machine share the clock.
+        assert abs(one["ahead"] - own["zero"]) <= one["round_trip"] / 2 + 1
+        assert (one["round_trip"] == 0) == (world.rank == 0)

@@ -15,7 +15,7 @@ from tests.support.jobs.runner import Job, run_command, run_text, variables
 SKEWED = """
 import time
 from mpi4py import MPI
-from tests.support.tools.tracing import on_machine
+from tests.comm.tracing import on_machine
 rank = MPI.COMM_WORLD.rank
 true = time.perf_counter
 zero = MPI.COMM_WORLD.bcast(true())

@@ -88,10 +88,8 @@ def models(
 
 def _gradient(entry: Entry, index: int, rank: int) -> np.ndarray:
     rng = np.random.default_rng([index, rank, *entry.shape])
-    values, largest = (
-        rng.standard_normal(entry.shape),
-        float(ml_dtypes.finfo(entry.dtype).max),
-    )
+    values = rng.standard_normal(entry.shape)
+    largest = float(ml_dtypes.finfo(entry.dtype).max)
     powers = entry.exponent + entry.spread * rng.uniform(-1, 1, entry.shape)
     array = np.asarray(np.clip(values * 10.0**powers, -largest, largest)).astype(
         entry.dtype
@@ -145,7 +143,8 @@ def _wrong(size, entries, grads, wire, zero_fill) -> list[str]:
                 found.append(f"{index}: {entry}: {grad}, and ranks {having} have one")
             continue
         terms = [before[rank][index].astype("f8") for rank in having]
-        mean, scale = sum(terms) / size, sum(map(np.abs, terms)) / size
+        mean = sum(terms) / size
+        scale = sum(map(np.abs, terms)) / size
         infos = [ml_dtypes.finfo(dtype) for dtype in (entry.dtype, wire or entry.dtype)]
         bound = 4 * max(float(info.eps) for info in infos) * scale
         bound += max(float(info.smallest_subnormal) for info in infos)
@@ -159,15 +158,21 @@ def _wrong(size, entries, grads, wire, zero_fill) -> list[str]:
     return found
 
 
-def take_mean(comm, entries, zero_fill) -> list:
-    """The gradients of such a model after their mean over ranks (collective)."""
+def model_of(entries, rank, zero_fill) -> Model:
     model = Model()
-    grads = gradients(entries, comm.rank)
-    for index, (entry, grad) in enumerate(zip(entries, grads, strict=True)):
+    for index, (entry, grad) in enumerate(
+        zip(entries, gradients(entries, rank), strict=True)
+    ):
         param = Param(np.zeros(entry.shape, entry.dtype))
-        if has(entry, comm.rank, zero_fill):
+        if has(entry, rank, zero_fill):
             param.grad = grad
         model.params[f"p{index:03}"] = param
+    return model
+
+
+def take_mean(comm, entries, zero_fill) -> list:
+    """The gradients of such a model after their mean over ranks (collective)."""
+    model = model_of(entries, comm.rank, zero_fill)
     comm.multi_node_mean_grad(model, zero_fill)
     return [param.grad for param in model.params.values()]
 

@@ -1,7 +1,10 @@
-"""What calls raise on the ranks that are wrong, and on the others."""
+"""What calls raise where one rank is wrong, and that errors keep nothing once handled."""
 
 from __future__ import annotations
 
+import gc
+import weakref
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -15,4 +18,32 @@ def raises_on_all(
     match: str | None = None,
 ) -> Any:
     """That error where this rank is the wrong one, and elsewhere one that tells of it."""
-    return pytest.raises(error if wrong else PeerError, match=match)
+    if not wrong:
+        error = PeerError
+    return pytest.raises(error, match=match)
+
+
+class Batch:
+    """Something large that a frame refers to."""
+
+
+def caught_with(batch):
+    """An error whose traceback refers to the batch."""
+    try:
+        raise ValueError("planted")
+    except ValueError as error:
+        return error
+
+
+@contextmanager
+def freed_at_once(thing):
+    """What is raised within keeps the thing no longer than it is handled."""
+    there = weakref.ref(thing)
+    del thing
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+        assert there() is None
+    finally:
+        gc.enable()

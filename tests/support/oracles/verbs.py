@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import partial, reduce
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,12 @@ OPERATIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 def send(comm: Any, of: Callable, put: Callable) -> Outcome:
     """To the next rank of a ring, by `send` and `recv`."""
-    me, size = comm.rank, comm.size
+    me = comm.rank
+    size = comm.size
     if size == 1:
         return (), []
-    to, source = (me + 1) % size, (me - 1) % size
+    to = (me + 1) % size
+    source = (me - 1) % size
     if me % 2 == 0:
         comm.send(put(me), to, 3)
     found = comm.recv(source, 3)
@@ -38,15 +41,18 @@ def send(comm: Any, of: Callable, put: Callable) -> Outcome:
 
 def bcast(comm: Any, of: Callable, put: Callable) -> Outcome:
     roots = range(comm.size)
-    found = [
-        comm.bcast(put(root) if comm.rank == root else "ignored", root=root)
-        for root in roots
-    ]
+    found = []
+    for root in roots:
+        given = "ignored"
+        if comm.rank == root:
+            given = put(root)
+        found.append(comm.bcast(given, root=root))
     return found, [(root, of(root)) for root in roots]
 
 
 def gather(comm: Any, of: Callable, put: Callable) -> Outcome:
-    ranks, results = range(comm.size), []
+    ranks = range(comm.size)
+    results = []
     for root in ranks:
         found = comm.gather((put(comm.rank), put(comm.rank + 1)), root=root)
         assert (found is None) == (comm.rank != root)
@@ -56,11 +62,12 @@ def gather(comm: Any, of: Callable, put: Callable) -> Outcome:
 
 def scatter(comm: Any, of: Callable, put: Callable) -> Outcome:
     ranks = range(comm.size)
-    given = [
-        [put(root + to) for to in ranks] if comm.rank == root else None
-        for root in ranks
-    ]
-    found = [comm.scatter(given[root], root=root) for root in ranks]
+    found = []
+    for root in ranks:
+        given = None
+        if comm.rank == root:
+            given = [put(root + to) for to in ranks]
+        found.append(comm.scatter(given, root=root))
     return found, [(root, of(root + comm.rank)) for root in ranks]
 
 
@@ -71,7 +78,8 @@ def allgather(comm: Any, of: Callable, put: Callable) -> Outcome:
 
 
 def alltoall(comm: Any, of: Callable, put: Callable) -> Outcome:
-    me, ranks = comm.rank, range(comm.size)
+    me = comm.rank
+    ranks = range(comm.size)
     found = comm.alltoall([(put(me), put(to)) for to in ranks])
     return found, [(rank, (of(rank), of(me))) for rank in ranks]
 
@@ -83,14 +91,17 @@ def bcast_data(comm: Any, of: Callable, put: Callable) -> Outcome:
 
 
 def allreduce(comm: Any, of: Callable, put: Callable, op: str = "sum") -> Outcome:
-    me, ranks = comm.rank, range(comm.size)
+    me = comm.rank
+    ranks = range(comm.size)
     found = [comm.allreduce(put(me), op), comm.allreduce((put(me), put(me + 1)), op)]
-    one, other = reduced(of, ranks, op), reduced(of, [rank + 1 for rank in ranks], op)
+    one = reduced(of, ranks, op)
+    other = reduced(of, [rank + 1 for rank in ranks], op)
     return found, [(me, one), (me, (one, other))]
 
 
 def reduce_scatter(comm: Any, of: Callable, put: Callable, op: str = "sum") -> Outcome:
-    me, ranks = comm.rank, range(comm.size)
+    me = comm.rank
+    ranks = range(comm.size)
     found = comm.reduce_scatter([put(me + 2 * to) for to in ranks], op)
     expected = reduced(of, [rank + 2 * me for rank in ranks], op)
     return [found], [(me, expected)]
@@ -101,7 +112,8 @@ def multi_node_mean(comm: Any, of: Callable, put: Callable) -> Outcome:
 
 
 def multi_node_mean_into(comm: Any, of: Callable, put: Callable) -> Outcome:
-    out, other = put(comm.rank).copy(), put(comm.rank).copy()
+    out = put(comm.rank).copy()
+    other = put(comm.rank).copy()
     out[...] = 0
     assert comm.multi_node_mean(put(comm.rank), out) is out
     assert comm.multi_node_mean(None, other) is other
@@ -137,10 +149,8 @@ REDUCTIONS = {
     for op in OPERATIONS
 }
 MEANS: tuple[Callable, ...] = (multi_node_mean, multi_node_mean_into)
-FLOATS, INTEGERS = (
-    ["float32", "float64"],
-    ["int8", "uint8", "int32", "uint32", "int64", "uint64"],
-)
+FLOATS = ["float32", "float64"]
+INTEGERS = ["int8", "uint8", "int32", "uint32", "int64", "uint64"]
 
 
 def all_of(dtype: str) -> dict[str, tuple[Callable, bool]]:
@@ -148,8 +158,8 @@ def all_of(dtype: str) -> dict[str, tuple[Callable, bool]]:
     found = {verb.__name__: (verb, verb is not send) for verb in MOVES}
     for name, (verb, op) in REDUCTIONS.items():
         if op == "sum" or not dtype.startswith("complex"):  # which have no order
-            by_nccl = INTEGERS + FLOATS if op == "sum" else INTEGERS  # it loses NaNs
-            found[name] = verb, dtype in by_nccl
+            loses_nans = dtype in FLOATS and op != "sum"
+            found[name] = verb, dtype in INTEGERS + FLOATS and not loses_nans
     if dtype.startswith("float"):
         found |= {verb.__name__: (verb, dtype in FLOATS) for verb in MEANS}
         found |= {verb.__name__: (verb, True) for verb in (bcast_data, allreduce_grad)}
@@ -171,7 +181,7 @@ def check(
             verbs.pop("allreduce_grad", None)
         for name, (verb, by_nccl) in verbs.items():
             try:
-                with on_a_stream() if there[comm.rank] else nullcontext():
+                with on_a_stream(there[comm.rank]):
                     copied = check_one(comm, verb, there, dtype, layout, double)
                 if double and layout != "empty" and (comm.size > 1 or verb is not send):
                     assert (comm.allreduce_obj(copied) > 0) == (not by_nccl)
@@ -180,8 +190,11 @@ def check(
                 raise
 
 
-def on_a_stream() -> Any:
+def on_a_stream(is_there: bool) -> Any:
     """What is enqueued on another one isn't done when results are looked at."""
+    if not is_there:
+        return nullcontext()
+
     import cupy
 
     return cupy.cuda.Stream(non_blocking=True)
@@ -191,7 +204,8 @@ def check_one(
     comm: Any, verb: Callable, there: list[bool], dtype: str, layout: str, double: Any
 ) -> int:
     """Likewise of one; returns how many bytes this rank has copied into host memory."""
-    given, mine = [], there[comm.rank]
+    given = []
+    mine = there[comm.rank]
 
     def of(number: int) -> np.ndarray:
         if layout == "large":
@@ -208,23 +222,27 @@ def check_one(
         given.append((array, number))
         return array
 
-    before = double.copied_to_host if double else 0
+    double = double or SimpleNamespace(copied_to_host=0)
+    before = double.copied_to_host
     found, results = verb(comm, of, put)
-    copied = double.copied_to_host - before if double else 0
+    copied = double.copied_to_host - before
     received = []
     for each, (rank, expected) in zip(found, results, strict=True):
         several = isinstance(expected, tuple)
         assert isinstance(each, tuple) == several
-        pairs = zip(each, expected, strict=True) if several else [(each, expected)]
-        for array, numbers in pairs:
+        if not several:
+            each = (each,)
+            expected = (expected,)
+        for array, numbers in zip(each, expected, strict=True):
             check_array(array, numbers, there[rank], is_close=verb is allreduce_grad)
             assert layout != "F" or verb not in MOVES or array.flags.f_contiguous
             received.append(array)
     for array in received:
         if not any(array is one for one, _ in given):  # as bcast's on the root
             array[...] = 0  # it is the caller's own
-    for array, number in given if verb is not bcast_data else ():
-        check_array(array, of(number), mine)
+    if verb is not bcast_data:
+        for array, number in given:
+            check_array(array, of(number), mine)
     return copied
 
 
@@ -233,7 +251,9 @@ def check_array(
 ) -> None:
     """Also that it is on the current device; gradients there, divided first, are close."""
     assert gpus.on_gpu(array) == is_there
-    on_host = gpus.to_host(array) if is_there else array
+    on_host = array
+    if is_there:
+        on_host = gpus.to_host(array)
     if is_there and is_close:
         assert on_host.dtype == expected.dtype
         np.testing.assert_allclose(

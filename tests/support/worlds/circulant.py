@@ -1,27 +1,19 @@
-"""Few ranks that sum as many do; and whether the means of each communicator are then right.
-
-As a program, run under mpiexec, it takes means on all ranks as they are; rank 0 prints
-what is wrong, and how many means were taken.
-"""
+"""Few ranks, or one, that sum as many do."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import tracemalloc
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 from unittest import mock
 
 import numpy as np
-from mpi4py import MPI
 
 from chainermn_comm import Topology
 from chainermn_comm.config import Settings
 from chainermn_comm.sums import Operand, factories, message_sum, pairwise
-from tests.support.worlds.many_ranks import ALGORITHMS, CALLS, report, wrong_means
-from tests.support.worlds.one_of_many import most_bytes, rank_1_of
-from tests.support.worlds.topologies import on_nodes
-
-WORLD = MPI.COMM_WORLD
 
 
 def by_circulant() -> AbstractContextManager[object]:
@@ -67,19 +59,17 @@ def is_chosen_for(size: int) -> bool:
     return not message_sum.is_pairwise(size)
 
 
-def main() -> NoReturn:
-    wrong, means = [], 0
-    for name in ALGORITHMS:
-        for larger in (0, 300_000):
-            with on_nodes(range(WORLD.size), name) as comm:
-                wrong += [
-                    f"rank {WORLD.rank}: {one}"
-                    for one in wrong_means(comm, None, larger)
-                ]
-            means += CALLS + 1
-    report(wrong, means)
+def rank_1_of(size: int) -> Any:
+    """What stands in for a communicator of so many ranks."""
+    comm: Any = SimpleNamespace(rank=1, size=size, Dup=lambda: comm)
+    return comm
 
 
-if __name__ == "__main__":
-    with nullcontext() if WORLD.size > message_sum.PAIRWISE_RANKS else by_circulant():
-        main()
+def most_bytes(call: Callable[[], object]) -> int:
+    """The most that NumPy held during a call, beside what it held before."""
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    call()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return peak - before

@@ -85,7 +85,9 @@ def _is_mean(grad: np.ndarray, terms: list[np.ndarray], wire: str | None) -> boo
 
 def wrong_means(comm: CommunicatorBase, wire: str | None, larger: int) -> list[str]:
     """What is wrong with this communicator's means, on this rank or between ranks."""
-    wrong, digests, found = [], [], []
+    wrong = []
+    digests = []
+    found = []
     for call in (*range(CALLS), 0):  # the first again, which must give the same bits
         own = _gradients(comm.rank, call, larger)
         model = with_grads(**{key: grad.copy() for key, grad in own.items()})
@@ -121,11 +123,14 @@ def report(wrong: list[str], means: int) -> NoReturn:
 
 if __name__ == "__main__":
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    wrong, means = [], 0
+    wrong = []
+    means = 0
     for chunk_bytes, name, nodes in runs(WORLD.size):
         os.environ[CHUNK_VARIABLE] = chunk_bytes
         # Others aren't pairwise.
-        wires = ("float16", None, "float64") if chunk_bytes else (None,)
+        wires: tuple[str | None, ...] = (None,)
+        if chunk_bytes:
+            wires = ("float16", None, "float64")
         wire = wires[means // (CALLS + 1) % len(wires)]
         with on_nodes(nodes, name, allreduce_grad_dtype=wire) as comm:
             found = wrong_means(comm, wire, LARGER[chunk_bytes])

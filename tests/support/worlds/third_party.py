@@ -52,12 +52,17 @@ class PlainCommunicator(CommunicatorBase):
         return tuple(self.mpi.alltoall(xs))
 
     def allreduce(self, data, op="sum"):
-        return self.allreduce_obj(data) if op == "sum" else super().allreduce(data, op)
+        if op == "sum":
+            return self.allreduce_obj(data)
+        return super().allreduce(data, op)
 
     def allreduce_obj(self, obj):
         return sum(self.mpi.allgather(obj))
 
-    send_obj, recv_obj, bcast_obj, gather_obj = send, recv, bcast, gather
+    send_obj = send
+    recv_obj = recv
+    bcast_obj = bcast
+    gather_obj = gather
 
     def bcast_data(self, model):
         for _, param in sorted(model.namedparams()):
