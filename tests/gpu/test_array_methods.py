@@ -56,7 +56,8 @@ def test_a_model_may_have_parameters_here_and_there(comm):
 def test_arrays_are_sent_as_the_current_stream_leaves_them(comm):
     import cupy
 
-    array, host = gpus.put(np.zeros(50_000, "f4")), gpus.pinned(200_000)
+    array = gpus.put(np.zeros(50_000, "f4"))
+    host = gpus.pinned(200_000)
     host.view("f4")[:] = comm.rank + 1
     with cupy.cuda.Stream(non_blocking=True) as stream:
         gpus.copy_to_device(host, array, stream)  # later

@@ -85,7 +85,8 @@ def test_what_ranks_get_of_a_sum_may_differ_in_shape(comm, double):
     def given(rank: int, to: int) -> np.ndarray:
         return np.full((2 + 3 * to, 5), 7 * rank + to, "f4")
 
-    me, ranks = comm.rank, range(comm.size)
+    me = comm.rank
+    ranks = range(comm.size)
     found = comm.reduce_scatter([gpus.put(given(me, to)) for to in ranks])
     assert double.copied_to_host == 0
     same(gpus.to_host(found), sum(given(rank, me) for rank in ranks))
@@ -159,43 +160,6 @@ def event_of(stream):
     event = cupy.cuda.Event(disable_timing=True)
     event.record(stream)
     return event
-
-
-@pytest.mark.sizes(2, 3)
-def test_means_in_two_threads_and_the_main_one_keep_the_order_of_their_starts(
-    world, gpu
-):
-    """As those of two optimizers with double buffering, and of a third one without."""
-    import cupy
-
-    def take(work) -> None:
-        with cupy.cuda.Stream(non_blocking=True):
-            work.wait()
-            work.assign()
-
-    with (
-        create_communicator("hierarchical") as comm,
-        comm.split(0, comm.rank) as first,
-        comm.split(0, comm.rank) as second,
-        ThreadPoolExecutor(2) as threads,
-    ):
-        for step in range(6):
-            models = [gpus.model_of([full(comm, 3000, number)]) for number in range(3)]
-            works = []
-            for model, channel in zip(models, (first, second), strict=False):
-                reducer = comm.make_reducer(False, "allreduce_grad", channel)
-                reducer.add(model)
-                reducer.agree()
-                works.append(reducer.start())
-            in_order = works if (comm.rank + step) % 2 else works[::-1]
-            done = [threads.submit(take, work) for work in in_order]
-            comm.allreduce_grad(models[2])
-            for work in works:
-                work.assign()  # as its wait has ended
-            for each in done:
-                each.result()
-            for number, model in enumerate(models):
-                check_means(comm, model, number)
 
 
 def check_sum(comm) -> None:

@@ -28,7 +28,8 @@ def test_there_and_back(comm, dtype):
     import cupy
 
     if comm.rank == 0:
-        x, hosts = Variable(cupy.full(3, 2, dtype)), Variable(np.zeros(2, "f"))
+        x = Variable(cupy.full(3, 2, dtype))
+        hosts = Variable(np.zeros(2, "f"))
         y = recv(comm, 1, delegate_variable=send(x, comm, 1))
         pseudo_connect(hosts, F.sum(y)).backward()
         assert x.grad.dtype == dtype

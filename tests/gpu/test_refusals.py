@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from chainermn_comm import PeerError, RankMismatchError, create_communicator
+from chainermn_comm import RankMismatchError, create_communicator
 from tests.support.doubles import gpus
 from tests.support.doubles.gpus import NCCL, assert_mean, have_one_each, put
+from tests.support.oracles.raised import raises_on_all
 from tests.support.worlds.models import Model, Param
 from tests.support.worlds.topologies import on_nodes
 
@@ -72,13 +73,12 @@ def test_pure_nccl_refuses_numpy_gradients(world, one_each):
 def test_a_model_in_both_memories_is_refused_on_all_ranks(world, one_each, name):
     there = put(np.ones(3, "f4"))
     here = there
-    error = PeerError
-    if world.rank == 1:
+    is_odd = world.rank == 1
+    if is_odd:
         here = np.ones(3, "f4")
-        error = TypeError
     with create_communicator(name) as comm:
         model = Model(v=Param(there, there), w=Param(here, here))
-        with pytest.raises(error, match=r"rank 1.*some .* on a GPU and .*to_gpu"):
+        with raises_on_all(is_odd, TypeError, r"rank 1.*some .* on a GPU and .*to_gpu"):
             comm.allreduce_grad(model)
         assert_mean(comm)
 
@@ -107,7 +107,7 @@ def test_one_rank_on_another_device_than_before_raises_on_all(world, double, nam
         assert_mean(comm)
         with (
             cupy.cuda.Device(int(is_odd)),
-            pytest.raises(ValueError if is_odd else PeerError, match=told),
+            raises_on_all(is_odd, ValueError, told),
         ):
             assert_mean(comm)
         assert_mean(comm)
@@ -125,18 +125,19 @@ def test_a_rank_without_nccl_is_told_on_all_ranks(world, double, monkeypatch, wh
     """When `pure_nccl` is made; by other names once arrays on GPUs come. Nothing is copied."""
     from cupy.cuda import nccl
 
-    odd, (what, value) = world.rank == world.size - 1, WHY_NOT[why]
-    error = RuntimeError if odd else PeerError
+    odd = world.rank == world.size - 1
+    what, value = WHY_NOT[why]
     array = put(np.ones(3, "f4"))
     with create_communicator("hierarchical") as comm:
         if odd:
-            monkeypatch.setattr(double if what in vars(double) else nccl, what, value)
+            owner = nccl
+            if what in vars(double):
+                owner = double
+            monkeypatch.setattr(owner, what, value)
         for call in (assert_mean, lambda comm: comm.allreduce(array)):
-            with pytest.raises(error, match=f"{why}.*'flat' needs no NCCL"):
+            with raises_on_all(odd, RuntimeError, f"{why}.*'flat' needs no NCCL"):
                 call(comm)
-        with pytest.raises(
-            ValueError if odd else PeerError, match=f"{why}.*on CPUs use one of: flat"
-        ):
+        with raises_on_all(odd, ValueError, f"{why}.*on CPUs use one of: flat"):
             create_communicator("pure_nccl")
         monkeypatch.undo()
         double.count = 1

@@ -33,7 +33,8 @@ def bits(means: list[np.ndarray]) -> list[bytes]:
 @pytest.mark.ci
 @pytest.mark.parametrize("wire", [None, "float16", "float64"])
 def test_bits_are_the_same_over_all_topologies_and_by_all_names(world, gpu, wire):
-    own, found = arrays(world.rank), {}
+    own = arrays(world.rank)
+    found = {}
     how = {"allreduce_grad_dtype": wire, "reproducible": True}
     for name, nodes in product((*STAGED, *NCCL), IMPOSED[world.size]):
         if name != "single_node" or len(set(nodes)) == 1:

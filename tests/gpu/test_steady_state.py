@@ -33,7 +33,8 @@ def model_of(sizes: tuple[int, ...], number: float) -> Model:
 def test_a_step_neither_waits_nor_compiles_and_agrees_once(
     world, double, monkeypatch, name, wire
 ):
-    model, steps = model_of(SIZES, world.rank), 3
+    model = model_of(SIZES, world.rank)
+    steps = 3
     with on_nodes(NODES[name][: world.size], name, allreduce_grad_dtype=wire) as comm:
         comm.set_config("chunk_bytes", 1 << 12)
         for _ in range(3):

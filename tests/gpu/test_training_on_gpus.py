@@ -82,7 +82,8 @@ def scaled(optimizer, scale: str):
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_training_is_that_of_one_process(comm, kind, steps, scale):
-    on_gpus, on_cpu = network_on_gpu(), network()
+    on_gpus = network_on_gpu()
+    on_cpu = network()
     optimizer = exchanging(
         kind, comm, scaled(chainer.optimizers.MomentumSGD(0.05), scale), on_gpus, steps
     )
@@ -109,9 +110,10 @@ def test_drift_on_a_device_is_noticed(comm, what, kind):
         optimizer.update(model, *mine(comm, data[0]))
     weights = model.predictor[0].W
     if comm.rank == comm.size - 1:
-        (weights.array if what == "parameter" else weights.update_rule.state["m"])[
-            3, 2
-        ] += 1
+        drifting = weights.array
+        if what == "momentum":
+            drifting = weights.update_rule.state["m"]
+        drifting[3, 2] += 1
 
     def go_on():
         for batch in data:

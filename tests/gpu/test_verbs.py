@@ -47,7 +47,9 @@ def gpu(request: pytest.FixtureRequest, world: Any) -> Iterator[Any]:
 @pytest.mark.parametrize(("gpu", "is_there", "name"), CASES, indirect=["gpu"])
 def test_every_verb_gives_what_numpy_says(world, request, gpu, is_there, name):
     # Four ranks share two cores: there, few kinds of arrays in the first tiers.
-    every = EVERY if world.size < 4 or request.config.getoption("--full") else FEW
+    every = FEW
+    if world.size < 4 or request.config.getoption("--full"):
+        every = EVERY
     there = [is_there] * world.size
     one_node, *others = IMPOSED[world.size]
     if name in ("naive", "flat") or isinstance(gpu, gpus.Real):
