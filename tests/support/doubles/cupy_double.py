@@ -37,7 +37,8 @@ class CudaDevice:
     """The device of that number; all of them have the same memory."""
 
     def __init__(self, gpu: Gpu, device: int | None = None) -> None:
-        self.gpu, self.id = gpu, gpu.current_device if device is None else device
+        self.gpu = gpu
+        self.id = gpu.current_device if device is None else device
 
     @property
     def pci_bus_id(self) -> str:
@@ -47,7 +48,8 @@ class CudaDevice:
         self.gpu.current_device = self.id
 
     def __enter__(self) -> CudaDevice:
-        self.before, self.gpu.current_device = self.gpu.current_device, self.id
+        self.before = self.gpu.current_device
+        self.gpu.current_device = self.id
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -63,7 +65,9 @@ class ndarray:
     def __init__(
         self, gpu: Gpu, memory: Allocation, host: np.ndarray, device: int
     ) -> None:
-        self._gpu, self._memory, self._host = gpu, memory, host
+        self._gpu = gpu
+        self._memory = memory
+        self._host = host
         self.device = CudaDevice(gpu, device)
 
     shape, dtype, size, ndim, nbytes, strides, itemsize = (
@@ -82,7 +86,8 @@ class ndarray:
     def flags(self) -> SimpleNamespace:
         host = self._host
         whole = host.size == self._memory.bytes.nbytes // host.itemsize
-        c, f = host.flags.c_contiguous, host.flags.f_contiguous
+        c = host.flags.c_contiguous
+        f = host.flags.f_contiguous
         return SimpleNamespace(c_contiguous=c, f_contiguous=f, owndata=whole)
 
     @property
@@ -119,7 +124,9 @@ class ndarray:
 
     def __setitem__(self, slices: Any, value: Any) -> None:
         self._gpu.drain(current_stream(self._gpu))
-        self._host[slices] = value._host if isinstance(value, ndarray) else value
+        if isinstance(value, ndarray):
+            value = value._host
+        self._host[slices] = value
 
     def copy(self, order: str = "C") -> ndarray:
         """A copy, which the device makes later, in the order of the current stream."""
@@ -178,10 +185,9 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
     Stream(gpu, next(numbers))  # the null stream
 
     def empty(shape: Any, dtype: Any = float, order: str = "C") -> ndarray:
-        shape, dtype = (
-            (shape,) if isinstance(shape, int) else tuple(shape),
-            np.dtype(dtype),
-        )
+        if isinstance(shape, int):
+            shape = (shape,)
+        dtype = np.dtype(dtype)
         nbytes = int(np.prod(shape)) * dtype.itemsize
         memory = Allocation(gpu, nbytes)
         flat = memory.bytes[:nbytes].view(dtype)
@@ -200,7 +206,9 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
         return a.get(order=order)
 
     def ascontiguousarray(a: ndarray) -> ndarray:
-        return a if a.flags.c_contiguous else asarray(np.ascontiguousarray(a._host))
+        if a.flags.c_contiguous:
+            return a
+        return asarray(np.ascontiguousarray(a._host))
 
     def zeros_like(a: ndarray, *, order: str = "K") -> ndarray:
         return asarray(np.zeros_like(a._host, order=order))
@@ -211,7 +219,8 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
 
     def memcpy_async(dst: int, src: int, size: int, kind: int, stream: int) -> None:
         gpu.reach(f"memcpyAsync to {'host' if kind == 2 else 'device'}")
-        gpu.copied_to_host += size if kind == 2 else 0
+        if kind == 2:
+            gpu.copied_to_host += size
 
         def copy() -> bool:
             if size:
@@ -259,7 +268,8 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
                     gpu.packed.append(
                         int(size) * np.dtype(WIRE_DTYPES[letter]).itemsize
                     )
-                rows, wire = table.data.ptr, buffer.data.ptr
+                rows = table.data.ptr
+                wire = buffer.data.ptr
 
                 def work() -> bool:
                     run_kernel(
@@ -271,7 +281,8 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
 
             return launch
 
-    cupy, cuda = ModuleType("cupy"), ModuleType("cupy.cuda")
+    cupy = ModuleType("cupy")
+    cuda = ModuleType("cupy.cuda")
     cuda.nccl = make_nccl(gpu)
     cuda.runtime = SimpleNamespace(
         CUDARuntimeError=CUDARuntimeError,
@@ -294,9 +305,14 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
     )
     cuda.get_current_stream = lambda: current_stream(gpu)
     cuda.alloc_pinned_memory = lambda size: allocate_pinned(gpu, size)
-    cupy.cuda, cupy.ndarray, cupy.RawModule = cuda, ndarray, RawModule
-    cupy.empty, cupy.asarray, cupy.asnumpy = empty, asarray, asnumpy
-    cupy.ascontiguousarray, cupy.zeros_like = ascontiguousarray, zeros_like
+    cupy.cuda = cuda
+    cupy.ndarray = ndarray
+    cupy.RawModule = RawModule
+    cupy.empty = empty
+    cupy.asarray = asarray
+    cupy.asnumpy = asnumpy
+    cupy.ascontiguousarray = ascontiguousarray
+    cupy.zeros_like = zeros_like
     cupy.get_default_memory_pool = get_default_memory_pool
     return cupy, cuda, cuda.nccl
 

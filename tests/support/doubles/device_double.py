@@ -22,7 +22,9 @@ import numpy as np
 MEMORY_BYTES = 1 << 34
 # Within which all that is queued must happen, or be aborted: nothing may wait for ever.
 LIMIT_SECONDS = 100.0
-NOT_READY, OUT_OF_MEMORY, ILLEGAL_ADDRESS = 600, 2, 700
+NOT_READY = 600
+OUT_OF_MEMORY = 2
+ILLEGAL_ADDRESS = 700
 WORDS = {
     OUT_OF_MEMORY: "cudaErrorMemoryAllocation: out of memory",
     NOT_READY: "cudaErrorNotReady: device not ready",
@@ -76,7 +78,8 @@ class Gpu:
         self, call: str, error: Exception | int = OUT_OF_MEMORY, after: int = 0
     ) -> None:
         """Let a call fail once it was made so many times more; of queued work `"work"`."""
-        error = CUDARuntimeError(error) if isinstance(error, int) else error
+        if isinstance(error, int):
+            error = CUDARuntimeError(error)
         self._planted[call] = after, error
 
     @property
@@ -192,7 +195,11 @@ class Gpu:
 
     def bytes_at(self, address: int, nbytes: int, pinned: bool = False) -> np.ndarray:
         """Memory that must have been allocated, and still be."""
-        known, kind = (self.pinned, "pinned") if pinned else (self.memory, "device")
+        known = self.memory
+        kind = "device"
+        if pinned:
+            known = self.pinned
+            kind = "pinned"
         inside = [
             start <= address <= start + size - nbytes
             for start, size in known.copy().items()
@@ -210,7 +217,8 @@ class Stream:
     def __init__(self, gpu: Gpu, ptr: int) -> None:
         if ptr:
             gpu.reach("streamCreate")
-        self.gpu, self.ptr = gpu, ptr
+        self.gpu = gpu
+        self.ptr = ptr
         self.queue: deque[Callable[[], bool]] = deque()
         gpu.streams.append(self)
 
@@ -234,19 +242,22 @@ class Stream:
 class Event:
     def __init__(self, gpu: Gpu) -> None:
         gpu.reach("eventCreate")
-        self.gpu, self.ptr = gpu, gpu.number(self)
+        self.gpu = gpu
+        self.ptr = gpu.number(self)
         self.recorded = self.happened = 0
         self.time = 0.0  # in seconds, when it happened
 
     def record(self, stream: Stream | None = None) -> None:
         self.gpu.reach("eventRecord")
-        stream = current_stream(self.gpu) if stream is None else stream
+        if stream is None:
+            stream = current_stream(self.gpu)
         with self.gpu.lock:
             self.recorded += 1
             version = self.recorded
 
             def happen() -> bool:
-                self.happened, self.time = version, time.perf_counter()
+                self.happened = version
+                self.time = time.perf_counter()
                 return True
 
             stream.queue.append(happen)

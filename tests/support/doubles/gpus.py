@@ -28,9 +28,12 @@ NCCL = ("hierarchical", "two_dimensional", "single_node", "pure_nccl", "non_cuda
 STAGED = ("naive", "flat")
 DTYPES = ("float16", "float32", "float64")
 
-on_gpu, address = devices.on_gpu, devices.address
-pinned, copy_to_device = devices.pinned, devices.copy
-why_none, kernel_source = devices.unavailable_reason, kernels.SOURCE
+on_gpu = devices.on_gpu
+address = devices.address
+pinned = devices.pinned
+copy_to_device = devices.copy
+why_none = devices.unavailable_reason
+kernel_source = kernels.SOURCE
 REGISTERS = kernels.REGISTERS
 own_bus_id = devices.bus_id
 
@@ -193,7 +196,8 @@ def without_thread(patch: pytest.MonkeyPatch) -> None:
 
 def count_allgathers(patch: pytest.MonkeyPatch) -> list[int]:
     """How often ranks agree from now on, in a list of one number."""
-    count, call = [0], Handshake.__call__
+    count = [0]
+    call = Handshake.__call__
 
     def counting(self: Handshake, *args: Any, **how: Any) -> Any:
         count[0] += 1

@@ -68,11 +68,9 @@ class Launch:
     """Operations that run as one: all is read before anything is written, in any order."""
 
     def __init__(self, communicator: Any, operations: list[Any], number: int) -> None:
-        self.communicator, self.operations, self.number = (
-            communicator,
-            operations,
-            number,
-        )
+        self.communicator = communicator
+        self.operations = operations
+        self.number = number
         self.requests: list[MPI.Request] | None = None
         self.receives: list[MPI.Request] = []
         self.cancelled = False
@@ -98,7 +96,8 @@ class Launch:
         return True
 
     def start(self) -> tuple[list[MPI.Request], list[MPI.Request]]:
-        gpu, comm = self.communicator.gpu, self.communicator.mpi
+        gpu = self.communicator.gpu
+        comm = self.communicator.mpi
         read = [
             gpu.bytes_at(operation.send, operation.nbytes)
             for operation in self.operations
@@ -145,8 +144,10 @@ class Exchange(Launch):
     """Transfers that run as one."""
 
     def start(self) -> tuple[list[MPI.Request], list[MPI.Request]]:
-        gpu, comm = self.communicator.gpu, self.communicator.mpi
-        receives, sends = [], []
+        gpu = self.communicator.gpu
+        comm = self.communicator.mpi
+        receives = []
+        sends = []
         for each in self.operations:
             memory = gpu.bytes_at(each.at, each.nbytes)
             if each.name == "recv":
@@ -190,11 +191,13 @@ def make_nccl(gpu: Gpu) -> ModuleType:
             "groups of one thread don't nest here"
         )
         gpu.reach("groupStart")
-        mine.group, mine.aborted = [], []
+        mine.group = []
+        mine.aborted = []
 
     def group_end() -> None:
         assert mine.group is not None, "no group was begun"
-        calls, mine.group = mine.group, None
+        calls = mine.group
+        mine.group = None
         for communicator in mine.aborted:
             communicator._end()
         gpu.reach("groupEnd")
@@ -208,7 +211,9 @@ def make_nccl(gpu: Gpu) -> ModuleType:
     def total(rows: list[np.ndarray], kind: int, op: int) -> np.ndarray:
         if op != nccl.NCCL_SUM:
             assert DTYPES[kind].kind in "iu", "NCCL's maxima and minima lose NaNs"
-            of = np.maximum if op == nccl.NCCL_MAX else np.minimum
+            of = np.minimum
+            if op == nccl.NCCL_MAX:
+                of = np.maximum
             return of.reduce([row.view(DTYPES[kind]) for row in rows]).view(np.uint8)
         # As in a ring, each step is rounded, and it doesn't begin with rank 0.
         terms = [row.view(DTYPES[kind]) for row in rows]
@@ -253,7 +258,10 @@ def make_nccl(gpu: Gpu) -> ModuleType:
             chosen = world.group.Incl(members)
             self.mpi = world.Create_group(chosen, BIRTHS + tag)
             chosen.Free()
-            self.gpu, self.launches, self.pending, self.aborted = gpu, 0, [], False
+            self.gpu = gpu
+            self.launches = 0
+            self.pending = []
+            self.aborted = False
             self.transfers: dict[tuple[str, int], int] = {}
             self.queued: set[Launch] = set()  # also those that were cancelled
 
@@ -385,11 +393,16 @@ def make_nccl(gpu: Gpu) -> ModuleType:
         return np.array([world.rank, number], np.int64).tobytes().ljust(ID_BYTES, b"\0")
 
     nccl = ModuleType("cupy.cuda.nccl")
-    nccl.available, nccl.NCCL_SUM, nccl.NCCL_MAX, nccl.NCCL_MIN = True, 0, 2, 3
+    nccl.available = True
+    nccl.NCCL_SUM = 0
+    nccl.NCCL_MAX = 2
+    nccl.NCCL_MIN = 3
     for number, name in enumerate(NAMES):
         setattr(nccl, f"NCCL_{name}", number)
-    nccl.NcclError, nccl.NcclCommunicator = NcclError, NcclCommunicator
+    nccl.NcclError = NcclError
+    nccl.NcclCommunicator = NcclCommunicator
     nccl.get_version = lambda: gpu.version
     nccl.get_unique_id = get_unique_id
-    nccl.groupStart, nccl.groupEnd = group_start, group_end
+    nccl.groupStart = group_start
+    nccl.groupEnd = group_end
     return nccl
