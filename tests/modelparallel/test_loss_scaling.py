@@ -231,17 +231,11 @@ def not_set_up(optimizer):
     optimizer.loss_scaling()
 
 
-def not_initialized(optimizer):
-    optimizer.setup(L.Linear(None, 1))
-    optimizer.loss_scaling()
-
-
 @pytest.mark.parametrize(
     ("spoil", "error", "text"),
     [
         (not_dynamic, ValueError, r"call its loss_scaling\(\) first"),
         (not_set_up, RuntimeError, r"call its setup\(model\) first"),
-        (not_initialized, ValueError, "/W is not initialised"),
     ],
 )
 def test_errors_of_one_rank_are_raised_on_all(comm, spoil, error, text):

@@ -1,4 +1,4 @@
-"""Clipping by the norm of a model in parts is that of one process that holds the whole model."""
+"""Clipping by the norm of a model in parts is that of one process; no part steps alone."""
 
 from __future__ import annotations
 
@@ -12,8 +12,13 @@ import pytest
 from chainer.optimizer_hooks import GradientClipping, GradientLARS
 
 from chainermn_comm import PeerError, RankMismatchError, Sharding
-from chainermn_modelparallel import ColumnParallelLinear, RowParallelLinear
+from chainermn_modelparallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    share_loss_scale,
+)
 from chainermn_train import MultiNodeGradientClipping, create_multi_node_optimizer
+from tests.support.plugins.pairwise import pairwise
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 4)]
 
@@ -110,11 +115,25 @@ KINDS = {
 }
 
 
+def clip(optimizer, comm):
+    optimizer.add_hook(MultiNodeGradientClipping(THRESHOLD, comm))
+
+
+def scale(optimizer, comm):
+    optimizer.loss_scaling()
+    share_loss_scale(optimizer, comm)
+
+
+def clip_and_scale(optimizer, comm):
+    clip(optimizer, comm)
+    scale(optimizer, comm)
+
+
 @pytest.fixture
-def clipped(naive):
+def hooked(naive):
     """Makes an optimizer over the ranks with the same part, and its loss."""
 
-    def make(**options):
+    def make(add_hooks=clip, **options):
         np.random.seed(0)
         model = L.Linear(2, 2)
         group = naive.split(naive.rank // 2, naive.rank)
@@ -124,18 +143,23 @@ def clipped(naive):
             chainer.optimizers.SGD(), same_part, **options
         )
         optimizer.setup(model)
-        optimizer.add_hook(MultiNodeGradientClipping(THRESHOLD, naive))
+        add_hooks(optimizer, naive)
         return optimizer, lambda: F.sum(model(np.ones((1, 2), "f4")))
 
     return make
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("number", [2, 3])
-@pytest.mark.parametrize("load", [load_before_update, load_with_gradients])
-def test_no_rank_of_a_model_steps_where_some_do_not(naive, clipped, kind, number, load):
+@pairwise(
+    kind=KINDS,
+    add_hooks=[clip, scale, clip_and_scale],
+    number=[2, 3],
+    load=[load_before_update, load_with_gradients],
+)
+def test_no_rank_of_a_model_steps_where_some_do_not(
+    naive, hooked, kind, add_hooks, number, load
+):
     """The ranks of one optimizer load a state; those of the other one wait in the hook."""
-    optimizer, loss = clipped(**KINDS[kind])
+    optimizer, loss = hooked(add_hooks, **KINDS[kind])
     for _ in range(number):
         optimizer.update(loss)
     steps = optimizer.t
@@ -152,8 +176,8 @@ def test_no_rank_of_a_model_steps_where_some_do_not(naive, clipped, kind, number
     assert len(set(naive.allgather_obj(optimizer.t))) == 1
 
 
-def test_an_error_waits_for_no_rank_of_a_clipping_hook(naive, clipped):
-    optimizer, loss = clipped()
+def test_an_error_waits_for_no_rank_of_a_clipping_hook(naive, hooked):
+    optimizer, loss = hooked()
     optimizer.update(loss)
 
     def fail():
@@ -164,9 +188,9 @@ def test_an_error_waits_for_no_rank_of_a_clipping_hook(naive, clipped):
             optimizer.update(fail)
 
 
-def test_parts_of_a_model_that_have_made_other_steps_are_told(naive, clipped):
+def test_parts_of_a_model_that_have_made_other_steps_are_told(naive, hooked):
     """As where some ranks have loaded an older checkpoint."""
-    optimizer, loss = clipped()
+    optimizer, loss = hooked()
     optimizer.update(loss)
     if naive.rank % 2 == 0:
         optimizer.t = 5
@@ -194,10 +218,15 @@ def test_gradients_of_a_whole_model_are_what_chainer_makes_of_them(naive, value)
 
 
 @pytest.mark.parametrize(
-    ("hook", "of_rule"),
-    [(GradientClipping(1.0), False), (GradientLARS(), False), (GradientLARS(), True)],
+    ("hook", "of_rule", "timing"),
+    [
+        (GradientClipping(1.0), False, "auto"),
+        (GradientClipping(1.0), False, "post"),
+        (GradientLARS(), False, "auto"),
+        (GradientLARS(), True, "auto"),
+    ],
 )
-def test_hooks_by_the_norm_of_a_part_are_refused(naive, hook, of_rule):
+def test_hooks_by_the_norm_of_a_part_are_refused(naive, hook, of_rule, timing):
     """Added on one rank, the hook is an error on all ranks."""
     group = naive.split(naive.rank // 2, naive.rank)
     same_part = naive.split(naive.rank % 2, naive.rank)
@@ -206,7 +235,7 @@ def test_hooks_by_the_norm_of_a_part_are_refused(naive, hook, of_rule):
     optimizer.setup(model)
     owner = model.hidden.W.update_rule if of_rule else optimizer
     if same_part.rank == 0:
-        owner.add_hook(hook)
+        owner.add_hook(hook, timing=timing)
     error = ValueError if same_part.rank == 0 else PeerError
     with pytest.raises(error, match=r"chainermn\.MultiNodeGradientClipping"):
         optimizer.update(model, batch(0, 0).astype("f4"))
@@ -226,3 +255,15 @@ def test_hooks_by_norm_stay_on_models_that_ranks_hold_whole(naive):
     model.output.b.shardings = (Sharding("replica", naive),)
     optimizer.update(lambda: F.sum(model(np.ones((1, WIDTH), "f4"))))
     assert optimizer.t == 1
+
+
+def test_a_shared_scale_waits_for_parameters_that_get_values(naive):
+    """The first update of the ranks that hold these makes no step."""
+    same_part = naive.split(naive.rank % 2, naive.rank)
+    model = L.Linear([None, 2][naive.rank % 2], 2)
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), same_part)
+    optimizer.setup(model)
+    scale(optimizer, naive)
+    for _ in range(3):
+        optimizer.update(lambda: F.sum(model(np.ones((1, 2), "f4"))))
+    assert naive.allgather_obj(optimizer.t) == [2] * naive.size

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import sys
 import traceback
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
-
-import chainer
 
 from chainermn_comm import CommunicatorBase
 from chainermn_comm.errors import raise_together
@@ -32,10 +30,12 @@ def share_loss_scale(optimizer: Any, communicator: CommunicatorBase) -> None:
 
     All ranks get rank 0's scale and interval. From then on each step is collective: a
     hook named ``share_loss_scale`` runs before all other hooks, and all ranks have to
-    step in the same updates. Call the function again after ``setup``, which removes the
-    hook; after ``loss_scaling``; and after loading a snapshot, because only snapshots of
-    multi-node optimizers hold the scale. If a step failed on some ranks, call it too,
-    after a multi-node optimizer's ``synchronize``.
+    step in the same updates. Under multi-node optimizers none of them steps in an
+    update that makes no step on some, as where rank 0's state is given to all. Call the
+    function again after ``setup``, which removes the hook; after ``loss_scaling``; and
+    after loading a snapshot, because only snapshots of multi-node optimizers hold the
+    scale. If a step failed on some ranks, call it too, after a multi-node optimizer's
+    ``synchronize``.
 
     Args:
         optimizer: an optimizer of Chainer, or one that
@@ -47,47 +47,59 @@ def share_loss_scale(optimizer: Any, communicator: CommunicatorBase) -> None:
         TypeError: ``communicator`` is no communicator; raised on this rank only.
         RuntimeError: ``setup`` has not been called on this rank; PeerError on the
             others.
-        ValueError: this rank's optimizer doesn't scale dynamically, or it is a
-            multi-node optimizer with parameters that are not initialised, so that its
-            first update wouldn't step; PeerError on the others.
+        ValueError: this rank's optimizer doesn't scale dynamically; PeerError on the
+            others.
         RankMismatchError: on all ranks, by ``update``, when their scales differ.
     """
     communicator = check_communicator(communicator, "communicator")
     with raise_together(communicator.handshake, _NAME):
-        own = _check_scaling(optimizer, communicator.rank)
-    for name, value in zip(_SCALING, communicator.bcast_obj(own), strict=True):
-        setattr(optimizer, name, value)
+        if optimizer._hookable is None:
+            raise RuntimeError(
+                f"rank {communicator.rank}: the optimizer has no model: call its setup(model) first"
+            )
+        if not optimizer._loss_scaling_is_dynamic:
+            raise ValueError(
+                f"rank {communicator.rank}: the optimizer doesn't scale losses dynamically: call "
+                "its loss_scaling() first, on all ranks"
+            )
+    for name in _SCALING:
+        setattr(optimizer, name, communicator.bcast_obj(getattr(optimizer, name)))
+    optimizer._loss_scaling_isnan = False  # Chainer sets it when a step begins
     hooks = optimizer._hookable._pre_update_hooks
-    hooks[_NAME] = partial(_share_overflow, communicator)
+    hooks[_NAME] = _ShareOverflow(communicator)
     hooks.move_to_end(_NAME, last=False)  # before hooks that may fail on some ranks
 
 
-def _check_scaling(optimizer: Any, rank: int) -> list[Any]:
-    """Return the settings of the scale; raise if the optimizer can't share one."""
-    if optimizer._hookable is None:
-        raise RuntimeError(
-            f"rank {rank}: the optimizer has no model: call its setup(model) first"
-        )
-    if not optimizer._loss_scaling_is_dynamic:
-        raise ValueError(
-            f"rank {rank}: the optimizer doesn't scale losses dynamically: call its loss_scaling() "
-            "first, on all ranks"
-        )
-    if not isinstance(optimizer, chainer.Optimizer):
-        for name, param in optimizer.target.namedparams():
-            if not param.is_initialized:
-                raise ValueError(
-                    f"rank {rank}: {name} is not initialised: give its input size"
-                )
-    return [getattr(optimizer, name) for name in _SCALING]
+@dataclass
+class _ShareOverflow:
+    """The hook; multi-node optimizers know it by its method ``_meet``.
 
+    Attributes:
+        communicator: the ranks that share a scale.
+        _error: what ``_meet`` raises where other ranks don't step. A multi-node optimizer
+            sets it at the beginning of an update. If it is still there at the end, the
+            optimizer calls ``_meet``.
+    """
 
-def _share_overflow(communicator: CommunicatorBase, optimizer: Any) -> None:
-    """Let no rank step if a gradient of some rank isn't finite; Chainer has checked this rank."""
-    scale = ("the loss scale (call share_loss_scale again)", optimizer._loss_scale)
-    overflowed = bytes([optimizer._loss_scaling_isnan])
-    if b"\1" in communicator.handshake(_NAME, (scale,), payload=overflowed):
-        optimizer._loss_scaling_isnan = optimizer._loss_scaling_isnan_ever = True
+    communicator: CommunicatorBase
+    _error: Any = None
+
+    def __call__(self, optimizer: Any) -> None:
+        """Let no rank step if a gradient of some rank isn't finite (collective)."""
+        self._meet("a step", optimizer)
+
+    def _meet(self, outcome: str, optimizer: Any) -> None:
+        """Tell what becomes of this rank's update; raise the error if ranks differ (collective)."""
+        error = self._error
+        self._error = None
+        scale = ("the loss scale (call share_loss_scale again)", optimizer._loss_scale)
+        # Chainer has looked at this rank's gradients.
+        own = bytes([optimizer._loss_scaling_isnan]) + outcome.encode()
+        rows = self.communicator.handshake(_NAME, (scale,), payload=own)
+        if max(rows)[0]:  # the byte of some rank is 1
+            optimizer._loss_scaling_isnan = optimizer._loss_scaling_isnan_ever = True
+        if len({row[1:] for row in rows}) > 1:
+            raise error
 
 
 def refuse_unshared_scale(rank: int) -> None:

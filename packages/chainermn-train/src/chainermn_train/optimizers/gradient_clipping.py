@@ -9,13 +9,10 @@ from chainer.optimizer_hooks import GradientClipping, GradientLARS
 
 from chainermn_comm import CommunicatorBase, global_norm
 
-from ..collective_errors import allgather_checked, require_communicator
-from ..slots import raise_if_different
+from ..collective_errors import require_communicator
 from .gradient_set import multiply_gradients
 
-# What becomes of an update.
-STEP = "a step"
-NO_STEP = "no step"
+# What becomes of an update that shares rank 0's state; others are a step, or no step.
 START_AGAIN = "rank 0's state for all"
 
 _STEPS = (
@@ -61,8 +58,7 @@ class MultiNodeGradientClipping:
     def __init__(self, threshold: float, comm: CommunicatorBase) -> None:
         self.threshold = threshold
         self.comm = require_communicator(comm, type(self).__name__)
-        # Whether the present update has yet to tell the other ranks what becomes of it.
-        self._is_due = False
+        self._error: Any = None  # see `starts_again`
 
     def __call__(self, optimizer: Any) -> None:
         """Scale the gradients of the optimizer's model (collective).
@@ -72,51 +68,58 @@ class MultiNodeGradientClipping:
                 ``comm``.
             RankMismatchError: on all ranks, if they have made different numbers of steps.
         """
-        if self._meet(STEP, optimizer):
-            raise StartAgainError
+        self._meet("a step", optimizer)
         norm = global_norm(self.comm, optimizer.target)
         if norm <= self.threshold:
             return
         # A norm that is no number makes all gradients so, as in Chainer.
         multiply_gradients(optimizer.target.params(), self.threshold / norm)
 
-    def _meet(self, outcome: str, optimizer: Any) -> bool:
-        """Tell what becomes of this rank's update; return whether ranks differ (collective)."""
-        self._is_due = False
-        own = outcome, optimizer.t
-        rows = allgather_checked(self.comm, self.name, lambda: own)
-        raise_if_different(
-            self.name, self.comm.rank, [{_STEPS: steps} for _, steps in rows]
+    def _meet(self, outcome: str, optimizer: Any) -> None:
+        """Tell what becomes of this rank's update (collective).
+
+        Raises:
+            RankMismatchError: on all ranks, if they have made different numbers of
+                steps.
+            StartAgainError: on all ranks, if they differ in what becomes of it.
+        """
+        error = self._error
+        self._error = None
+        rows = self.comm.handshake(
+            self.name, ((_STEPS, optimizer.t),), payload=outcome.encode()
         )
-        return rows.count(own) < len(rows)
+        if len(set(rows)) > 1:
+            raise error
 
 
 def starts_again(optimizer: Any, update: Callable[[], None]) -> bool:
-    """Make an update that meets the ranks of each clipping hook once (collective).
+    """Make an update that meets the ranks of certain hooks once (collective).
 
-    The ranks of a hook, which hold other parts of the model, are not those of the
+    The ranks of such a hook, which hold other parts of the model, are not those of the
     optimizer. They would wait in the hook if this rank made no step and told them
-    nothing.
+    nothing. The hooks are :class:`MultiNodeGradientClipping`, and that of
+    ``share_loss_scale`` in another package. They have a method ``_meet``, and an
+    attribute ``_error``: what ``_meet`` raises if ranks differ. It is None once they have
+    met in this update, and under Chainer's optimizers.
 
     Returns:
         Whether the update has raised StartAgainError, or other ranks of a hook step and
         this one doesn't. This rank, and they, must drop their gradients.
     """
-    hooks = [
-        each
-        for each in _hooks_of(optimizer)
-        if isinstance(each, MultiNodeGradientClipping)
-    ]
+    hooks = [each for each in _hooks_of(optimizer) if hasattr(each, "_meet")]
     for hook in hooks:
-        hook._is_due = True
-    outcome = NO_STEP
+        hook._error = StartAgainError
+    outcome = "no step"
     try:
         update()
     except StartAgainError:
         outcome = START_AGAIN
     for hook in hooks:
-        if hook._is_due and hook._meet(outcome, optimizer):
-            outcome = START_AGAIN
+        if hook._error:
+            try:
+                hook._meet(outcome, optimizer)
+            except StartAgainError:
+                outcome = START_AGAIN
     return outcome == START_AGAIN
 
 
@@ -140,6 +143,11 @@ def refuse_hooks_by_norm(optimizer: Any, parts: list[tuple[str, Any]]) -> None:
 
 
 def _hooks_of(owner: Any) -> list[Any]:
-    """Return the hooks before steps of an optimizer or rule; none of one that isn't Chainer's."""
+    """Return the hooks of an optimizer or rule; none of one that isn't Chainer's."""
     hookable = getattr(owner, "_hookable", None)
-    return list(getattr(hookable, "_pre_update_hooks", {}).values())
+    if hookable is None:
+        return []
+    return [
+        *hookable._pre_update_hooks.values(),
+        *hookable._post_update_hooks.values(),
+    ]
