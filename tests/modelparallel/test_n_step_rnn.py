@@ -119,3 +119,14 @@ def test_wrong_arguments_and_copies(comm):
     assert link(sequences(0))[-1] is None
     names = [name for name, _ in link.namedparams()]
     assert set(names) == {"/actual_rnn" + name for name, _ in gru.namedparams()}
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_a_loss_scale_of_each_rank_is_refused(comm):
+    """Before anything is sent, so on each rank that adapts its own."""
+    peer = (comm.rank + 1) % comm.size
+    rnn = create_multi_node_n_step_rnn(L.NStepGRU(1, 2, 2, 0), comm, rank_out=peer)
+    optimizer = chainer.optimizers.SGD().setup(rnn)
+    optimizer.loss_scaling()
+    with pytest.raises(RuntimeError, match="share_loss_scale"):
+        optimizer.update(rnn, [np.ones((1, 2), "f")])

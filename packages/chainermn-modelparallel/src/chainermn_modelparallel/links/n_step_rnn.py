@@ -11,6 +11,7 @@ from chainer.links.rnn.n_step_rnn import NStepRNNBase
 from chainermn_comm import CommunicatorBase, Sharding
 
 from ..functions import check_edge, recv_variables, send_variables
+from ..loss_scaling import refuse_unshared_scale
 from .shardings import ShardedLink
 
 
@@ -94,9 +95,17 @@ class MultiNodeNStepRNN(ShardedLink, chainer.Chain):
         return Sharding("placed", self.communicator)
 
     def forward(self, *inputs: Any) -> tuple[Any, ...]:
-        """Run the network; see the class."""
+        """Run the network; see the class.
+
+        Raises:
+            TypeError: states are given, and come from another rank, too.
+            ValueError: the other rank has sent states of another kind of network.
+            RuntimeError: the call is part of the ``update`` of an optimizer that adapts
+                a loss scale for this rank alone; see :func:`share_loss_scale`.
+        """
         *states, xs = inputs
         here = self.communicator.rank
+        refuse_unshared_scale(here)
         cells = self.actual_rnn.n_cells
         delegate: Variable | None = None
         if self.rank_in is not None:
