@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from chainer import Variable
 from chainer.utils.type_check import InvalidType
+from chainermn.optimizers import _MultiNodeOptimizer
 
 from chainermn_comm import PeerError, RankMismatchError
 from chainermn_modelparallel import (
@@ -286,12 +287,14 @@ def test_an_optimizer_over_the_ranks_that_divide_a_model_is_refused(comm):
     for model in (Model(comm), placed, rnn):
         create_multi_node_optimizer(chainer.optimizers.SGD(), None).setup(model)
         unwrapped = chainer.optimizers.SGD().setup(model)
+        legacy = _MultiNodeOptimizer(chainer.optimizers.SGD(), comm)
         optimizer = create_multi_node_optimizer(unwrapped, comm)
         for call in optimizer.update, optimizer.assume_synchronized:
             with pytest.raises(ValueError, match=r"held in parts.*comm\.split"):
                 call()
-        with pytest.raises(ValueError, match=r"held in parts.*comm\.split"):
-            optimizer.setup(model)
+        for each in optimizer, legacy:
+            with pytest.raises(ValueError, match=r"held in parts.*comm\.split"):
+                each.setup(model)
 
 
 @pytest.mark.sizes(2, 3, 4)

@@ -12,7 +12,7 @@ import pytest
 from chainermn_comm import PeerError, RankMismatchError
 from chainermn_train import join
 from tests.support.plugins.pairwise import pairwise
-from tests.support.training.exchanges import KINDS, exchanging
+from tests.support.training.exchanges import HIERARCHICAL, KINDS, exchanging
 from tests.support.training.linear import Model, bad_batch, update
 from tests.support.training.trainers import assert_near, same_everywhere
 
@@ -162,6 +162,25 @@ DIFFERENT = [
     (1, update_second, leave, "update"),
     (2, update_second, update_first, r"of join\(\): 1 on rank 0; 0 on ranks? 1"),
 ]
+
+
+@HIERARCHICAL
+def test_a_loss_that_communicates_is_told_of(comm):
+    """A rank that has left computes none. A third party's `allreduce` has no handshake."""
+    optimizer = make("synchronous", comm)
+
+    def loss():
+        comm.allreduce(np.ones(1))
+        return optimizer.target(batch(0).astype("f"))
+
+    def train():
+        with join(optimizer):
+            for _ in range(2 - min(comm.rank, 1)):
+                optimizer.update(loss)
+
+    with pytest.raises(RankMismatchError, match=r"allreduce.*update"):
+        train()
+    assert_goes_on(comm, optimizer)
 
 
 @pytest.mark.parametrize(("count", "do", "others_do", "words"), DIFFERENT)

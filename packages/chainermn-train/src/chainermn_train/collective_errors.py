@@ -18,8 +18,9 @@ _MAX_PAYLOAD_BYTES = 1 << 16
 _CALL_REMEDIES = (
     "All ranks must update, evaluate and save equally often, several optimizers in the same "
     "order: where that goes by epochs, and a rank has more examples than another "
-    "(scatter_dataset with force_equal_length=False) or smaller batches, count iterations. If "
-    "one rank alone has changed its model or loaded another state, synchronize() on all ranks"
+    "(scatter_dataset with force_equal_length=False) or smaller batches, count iterations. In "
+    "a block of join() no loss can communicate, as ranks that have left compute none. If one "
+    "rank alone has changed its model or loaded another state, synchronize() on all ranks"
 )
 _PARAMETER_REMEDIES = (
     "All ranks must have the same parameters: add and replace links alike on all ranks, then "

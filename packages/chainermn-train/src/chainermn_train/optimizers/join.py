@@ -22,6 +22,11 @@ def join(optimizer: MultiNodeOptimizer, *others: MultiNodeOptimizer) -> Iterator
     have the same parameters. Until then only updates are possible: if a rank does
     something else (a flush, an evaluation, a save), all ranks raise RankMismatchError.
 
+    No loss may communicate with the other ranks of the optimizers, as a
+    ``MultiNodeBatchNormalization`` does: a rank that has left computes no loss. If one
+    does, by the communicator of the optimizers, all ranks raise RankMismatchError; by
+    another communicator, ranks wait for each other.
+
     With several optimizers, such as those of a GAN, all ranks that still have examples
     update the same optimizer next; the order and the numbers of updates are free.
 

@@ -8,6 +8,7 @@ from typing import Any, Self
 from ..collective_errors import allgather_checked, require_communicator_or_none
 from ..wrappers import AttributeProxy
 from .agreement import OPERATION
+from .divided_model import refuse_divided
 
 
 class _MultiNodeOptimizer(AttributeProxy):
@@ -32,7 +33,11 @@ class _MultiNodeOptimizer(AttributeProxy):
         self.target_params: list[tuple[str, bool]] = []
 
     def setup(self, link: Any) -> Self:
-        """Set the model, ``link``, and return itself."""
+        """Set the model, ``link``, and return itself.
+
+        ValueError is raised if ranks of the communicator hold the model in parts.
+        """
+        refuse_divided(link, self.communicator)
         self.actual_optimizer.setup(link)
         self.target_params = []
         return self
