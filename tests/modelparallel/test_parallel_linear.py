@@ -252,6 +252,20 @@ def test_inputs_that_differ_raise_on_all_ranks(comm, random, kind, spoil, text):
         kind(6, 6, comm, initialW=1)(spoil(x) if comm.rank == 0 else x)
 
 
+@pytest.mark.sizes(2, 3, 4)
+@EACH
+def test_integers_that_differ_raise_the_same_error(comm, kind):
+    with pytest.raises(RankMismatchError, match="the same inputs"):
+        kind(6, 6, comm, initialW=1)(np.full((3, 6), comm.rank))
+
+
+@pytest.mark.sizes(2, 3, 4)
+@EACH
+def test_an_array_without_dimensions_is_refused(comm, kind):
+    with pytest.raises(InvalidType):
+        kind(6, 6, comm)(np.array(1, "f"))
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1.0])
 def test_the_same_values_are_no_difference_nor_is_rounding(comm, value):
     x = np.full((3, 6), value, "f")
@@ -264,15 +278,28 @@ def test_the_same_values_are_no_difference_nor_is_rounding(comm, value):
 
 
 @pytest.mark.sizes(2, 3, 4)
-@EACH
-def test_unseeded_ranks_raise_unless_they_load_their_part(comm, tmp_path, kind):
+@pytest.mark.parametrize(
+    ("kind", "initialW", "text"),
+    [
+        (ColumnParallelLinear, None, "seed them alike"),
+        (ColumnParallelLinear, 1, "seed them alike"),
+        (RowParallelLinear, None, "seed them alike"),
+        (RowParallelLinear, 1, "b of shape .* must be the same"),
+    ],
+)
+def test_unseeded_ranks_raise_unless_they_load_their_part(
+    comm, tmp_path, kind, initialW, text
+):
+    """Also where only the bias is drawn."""
     x = np.ones((2, 7), "f")
     saved, _ = both(kind, comm)
     file = tmp_path / f"{comm.rank}.npz"
     chainer.serializers.save_npz(file, saved)
     np.random.seed(comm.rank)
-    link = kind(7, 5, comm)
-    with pytest.raises(RankMismatchError, match="seed them alike"):
+    link = kind(
+        7, 5, comm, initialW=initialW, initial_bias=chainer.initializers.Normal()
+    )
+    with pytest.raises(RankMismatchError, match=text):
         link(x)
     chainer.serializers.load_npz(file, link)
     np.testing.assert_array_equal(link(x).array, saved(x).array)

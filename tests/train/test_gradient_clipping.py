@@ -257,6 +257,24 @@ def test_hooks_by_norm_stay_on_models_that_ranks_hold_whole(naive):
     assert optimizer.t == 1
 
 
+def test_parallel_links_tell_of_ranks_that_made_other_steps(naive):
+    """Rank 0's state goes to all ranks of one optimizer; those of the other one step."""
+    group = naive.split(naive.rank // 2, naive.rank)
+    same_part = naive.split(naive.rank % 2, naive.rank)
+    model = in_parts(group)
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), same_part)
+    optimizer.setup(model)
+    x = batch(0, 0).astype("f4")
+    optimizer.update(model, x)
+    model.cleargrads()
+    model(x).backward()
+    if naive.rank % 2 == 0:
+        load(optimizer)
+    optimizer.update()
+    with pytest.raises(RankMismatchError, match="steps of its parameters"):
+        optimizer.update(model, x)
+
+
 def test_a_shared_scale_waits_for_parameters_that_get_values(naive):
     """The first update of the ranks that hold these makes no step."""
     same_part = naive.split(naive.rank % 2, naive.rank)

@@ -27,7 +27,12 @@ from ..functions import (
 )
 from .shardings import ShardedLink
 
-_DRAWN = "the matrix that was drawn for all ranks (seed them alike)"
+_DRAWN = "the matrix, or bias, that was drawn for all ranks (seed them alike)"
+_STEPS = (
+    "the number of steps of its parameters (load the same checkpoint on all ranks after a "
+    "step that only some of them made; where loss_scaling() adapts a scale, call "
+    "chainermn.share_loss_scale)"
+)
 
 
 class _ShardInitializer(chainer.Initializer):
@@ -60,6 +65,7 @@ class _ParallelLinear(ShardedLink, L.Linear):
     """
 
     _axis: int
+    _is_drawn = True  # whether no parameters have been loaded
     W: Any
     b: Any
 
@@ -105,13 +111,11 @@ class _ParallelLinear(ShardedLink, L.Linear):
         """Save or load this rank's parameters as any link does (not collective).
 
         It raises the errors of any link. After a load, ranks no longer compare the
-        matrices that they drew.
+        arrays that they drew.
         """
         super().serialize(serializer)
-        initializer = self.W.initializer
-        is_drawn = isinstance(initializer, _ShardInitializer)
-        if is_drawn and isinstance(serializer, chainer.Deserializer):
-            initializer.checksum = 0
+        if isinstance(serializer, chainer.Deserializer):
+            self._is_drawn = False
 
     def _apply(
         self, op: str, make_inputs: Callable[[], Inputs], part: str = ""
@@ -119,11 +123,23 @@ class _ParallelLinear(ShardedLink, L.Linear):
         """Apply an operation of a region; reports and errors name the link, or a part of it."""
         return apply_collective(self.comm, op, make_inputs, part + type(self).__name__)
 
+    def _matrix(self, x: Any) -> Variable:
+        """Return the argument of a call as a matrix; raise if it can't be one."""
+        variable = check_variable("x", x, self.comm.rank)
+        return F.reshape(variable, (*variable.shape[:1], self.in_size))
+
     def _inputs(self, x: Variable) -> Inputs:
         """Return inputs that let ranks compare what they must have alike in this link."""
-        # If the user has replaced W, its initializer has no checksum.
-        checksum = getattr(self.W.initializer, "checksum", 0)
-        signature = (*array_specs((x,)), (_DRAWN, checksum))
+        # The initializer of a parameter that the user has replaced has no checksum.
+        checksums = [
+            self._is_drawn and getattr(param.initializer, "checksum", 0)
+            for param in self.params()
+        ]
+        signature = (
+            *array_specs((x,)),
+            (_DRAWN, *checksums),
+            (_STEPS, getattr(self.W.update_rule, "t", 0)),
+        )
         replicas = [
             param for param in self.params() if self._sharding(param).kind == "replica"
         ]
@@ -192,15 +208,11 @@ class ColumnParallelLinear(_ParallelLinear):
             ValueError: ``x`` is a parameter that is not initialised.
             PeerError: another rank raised one of these.
             RankMismatchError: on all ranks, if the shapes, dtypes or values of ``x``
-                differ, if the ranks drew different matrices, or if they call different
-                links or functions.
-            chainer.utils.type_check.InvalidType: as :class:`chainer.links.Linear`
-                raises it for a shape of ``x`` that doesn't fit.
+                differ, if the ranks drew different matrices or have made different
+                numbers of steps, or if they call different links or functions.
+            chainer.utils.type_check.InvalidType: the shape of ``x`` doesn't fit.
         """
-        (whole,) = self._apply(
-            "copy_to_region",
-            lambda: self._inputs(check_variable("x", x, self.comm.rank)),
-        )
+        (whole,) = self._apply("copy_to_region", lambda: self._inputs(self._matrix(x)))
         y = super().forward(whole)
         if not self.gather_output:
             return y
@@ -263,10 +275,9 @@ class RowParallelLinear(_ParallelLinear):
         """
 
         def make_parts() -> Inputs:
-            whole = check_variable("x", x, self.comm.rank)
-            matrix = F.reshape(whole, (len(whole), self.in_size))
+            matrix = self._matrix(x)
             parts = F.split_axis(matrix, self._starts[1:], 1, force_tuple=True)
-            return Inputs(parts, signature=array_specs((whole,)))
+            return Inputs(parts, signature=array_specs((matrix,)))
 
         def make_inputs() -> Inputs:
             columns = check_variable("x", own, self.comm.rank)
