@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 
 import chainer
@@ -273,6 +274,30 @@ def test_parallel_links_tell_of_ranks_that_made_other_steps(naive):
     optimizer.update()
     with pytest.raises(RankMismatchError, match="steps of its parameters"):
         optimizer.update(model, x)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_no_update_follows_one_that_failed_for_a_part_of_a_model(naive, hooked, steps):
+    """Ranks with the other part may wait for messages of the update that failed."""
+    optimizer, loss = hooked(lambda *_: None, accumulate_steps=steps)
+    for _ in range(steps + steps // 2):
+        optimizer.update(loss)
+
+    def fail():
+        raise OSError("no batch")
+
+    if naive.rank == 0:
+        with pytest.raises(OSError, match="no batch"):
+            optimizer.update(fail)
+    elif naive.rank == 2:
+        with pytest.raises(PeerError) if steps == 1 else contextlib.nullcontext():
+            optimizer.update(loss)
+    if naive.rank % 2 == 0:
+        for _ in range(2):
+            with pytest.raises((RuntimeError, PeerError), match="load a checkpoint"):
+                optimizer.update(loss)
+    optimizer.synchronize()
+    optimizer.update(loss)
 
 
 def test_a_shared_scale_waits_for_parameters_that_get_values(naive):

@@ -13,7 +13,7 @@ from chainermn_comm import CommunicatorBase, Reducer
 
 from ..collective_errors import raise_together
 from ..leaving import is_warned
-from ..slots import named_parameters, scaling_checksum
+from ..slots import scaling_checksum
 from .accumulation import Accumulation
 from .agreement import OPERATION, Action, Row, exchange_rows, settle
 from .gradient_clipping import StartAgainError, refuse_hooks_by_norm, starts_again
@@ -22,7 +22,7 @@ from .gradient_set import drop_unused, present_gradient, rescale
 from .join_block import current_block
 from .leftovers import warn_of_leftovers
 from .parameter_set import ParameterSet
-from .shared_state import SharedState
+from .shared_state import OUT_OF_STEP, SharedState
 
 UPDATE = "update()"
 FLUSH = "flush()"
@@ -102,13 +102,12 @@ class CollectiveUpdate:
         """Take part in the next collective update of other ranks (collective).
 
         A present gradient, such as the last update's, becomes zeros. A parameter without
-        values is cleared, because Chainer raises where somebody asks for the gradient of
-        one that isn't.
+        values is cleared, because Chainer raises for the gradient of one that isn't.
         """
         while self.accumulation.is_between:
             self.accumulation.num_calls += 1
         with raise_together(self._communicator.handshake, OPERATION, meet=False):
-            for _, param in named_parameters(self._optimizer.target):
+            for param in self._params.params:
                 if present_gradient(param) is None:
                     param.cleargrad()
                 else:
@@ -267,6 +266,8 @@ class CollectiveUpdate:
             num_calls = min(num_calls, 1)
         with raise_together(communicator.handshake, OPERATION, meet=False):
             params = self._params
+            if params.parts and self.state.has_failed:
+                raise RuntimeError(OUT_OF_STEP)
             refuse_hooks_by_norm(optimizer, params.parts)
             exchange.wait()
             row = Row(

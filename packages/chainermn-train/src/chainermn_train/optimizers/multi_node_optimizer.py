@@ -159,7 +159,7 @@ class MultiNodeOptimizer(AttributeProxy):
 
         Raises:
             RuntimeError: :meth:`setup` has not been called on this rank (PeerError on
-                the others).
+                the others); or an update of a model in parts has failed, see below.
             RankMismatchError: ranks have different optimizers, scale losses
                 differently, were given different arguments, or some flush; their states
                 have drifted apart; or, without ``zero_fill``, not all have the same
@@ -169,29 +169,38 @@ class MultiNodeOptimizer(AttributeProxy):
                 (PeerError on the others). No rank steps then, and all may go on with
                 the next update. Between the first and the last of ``accumulate_steps``
                 calls it is raised on this rank only, and the others count one gradient
-                less.
+                less. If ranks of another communicator hold other parts of the model,
+                let the error end the job: these ranks don't know of it, so the next
+                collective update raises RuntimeError (PeerError on the others). All
+                ranks may go on after they have loaded a checkpoint; or after
+                :meth:`synchronize`, if all ranks of the model have skipped the update.
         """
         compute_loss = None
         if lossfun is not None:
             compute_loss = partial(lossfun, *args, **kwds)
-        self._updates.update(compute_loss)
+        try:
+            self._updates.update(compute_loss)
+        except BaseException:
+            self._updates.state.record_failure()
+            raise
         count_update(_num_examples(*args, *kwds.values()))
 
     def flush(self) -> None:
         """Use the gradients that no step has used yet (collective).
 
-        Those in flight, with double buffering, make a step; then those that have been
-        added up on any rank, if fewer than ``accumulate_steps``, make another one,
-        along the mean of them all. To be called by all ranks when training ends, such
-        as after ``trainer.run()``, or at the end of an epoch whose examples shall all
-        count before the next; it does nothing where nothing is left. Where
-        :meth:`update` would give rank 0's state to all and drop gradients, it does
-        that. An optimizer that ends with such gradients warns on rank 0.
+        Gradients in flight, with double buffering, make a step. Then gradients that
+        have been added up on any rank, if fewer than ``accumulate_steps``, make another
+        step along the mean of them all. If no gradients are left, the call does
+        nothing. All ranks call this method when training ends, such as after
+        ``trainer.run()``, or at the end of an epoch whose examples must all count
+        before the next epoch. Where :meth:`update` would give rank 0's state to all and
+        drop gradients, this method does so, too. An optimizer that ends with gradients
+        left warns on rank 0.
 
         Raises:
-            RankMismatchError: other ranks update: they have made fewer updates, or
-                more; or as :meth:`update` raises it.
-            BaseException: what made the exchange in flight fail.
+            RankMismatchError: other ranks have made another number of updates, and
+                update; or as :meth:`update` raises it.
+            BaseException: the error of the exchange in flight.
         """
         self._updates.flush()
 

@@ -34,6 +34,11 @@ _UNKNOWN = (
     "parameters that setup() hasn't seen, such as those of a link that was replaced (call "
     "setup(model) on all ranks after a change of the model)"
 )
+OUT_OF_STEP = (
+    "the last update has failed on some rank, and ranks that hold other parts of the model "
+    "may have made it, or wait for messages of it: end the job, or load a checkpoint on all "
+    "ranks; if all ranks of the model have skipped that update, call synchronize() on all"
+)
 _REMEDY = (
     "call synchronize() on all ranks to give them rank 0's state, and see "
     "create_multi_node_optimizer's on_drift"
@@ -48,7 +53,7 @@ class SharedState:
             state isn't shared.
         drift: compares parts of the state in turn.
         has_failed: whether this rank has failed in a step, so that its parameters may
-            not be those of the other ranks.
+            not be those of the other ranks; or in any update of a model in parts.
         has_equal_settings: whether ranks have agreed on :meth:`settings`.
     """
 
@@ -72,6 +77,16 @@ class SharedState:
         self.params = ParameterSet(target)
         self.has_failed = False
         self.drift.restart()
+
+    def record_failure(self) -> None:
+        """Record that an update has raised an error, perhaps after its loss began.
+
+        The ranks of the optimizer know of it, and may go on. Ranks that hold other
+        parts of the model don't.
+        """
+        if self.params and self.params.parts:
+            self.has_failed = True
+            self.params = None  # ranks agree before the next loss
 
     def look_at(self, target: Any) -> None:
         """Record that ranks may have different states if the model has other parameters now."""
