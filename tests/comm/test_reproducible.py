@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cache, partial, reduce
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.support.oracles.drawn_models import DTYPES, digest, model_of, models
+from tests.support.oracles.drawn_models import DTYPES, Entry, digest, model_of, models
 from tests.support.worlds.circulant import by_circulant
 from tests.support.worlds.models import Model, finish, with_grads
 from tests.support.worlds.topologies import IMPOSED, NAMES, on_nodes
@@ -64,7 +65,11 @@ def differing(comm: Any, found: dict[Any, str]) -> set[Any]:
 def test_any_model_has_the_same_bits_by_all_names_over_all_topologies_in_any_pieces(
     world, examples
 ):
+    large = Entry((900,), "float32", "C", frozenset(), exponent=2)
+    small = replace(large, exponent=-7)
+
     @settings(max_examples=examples)
+    @example([large, small], "float16", False)  # each has an exponent of its own
     @given(MODELS, st.sampled_from([None, *DTYPES]), st.booleans())
     def check(entries, wire, zero_fill):
         found = {}
