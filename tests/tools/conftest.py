@@ -1,4 +1,4 @@
-"""A machine for the doctor to examine."""
+"""What tests of the tools share: programs may start, and a machine for the doctor."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from chainermn_tools import jobs
 from tests.support.tools.doctor import Machine
 
 
@@ -13,3 +14,9 @@ from tests.support.tools.doctor import Machine
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
     """A machine of which all is well; faults are planted in it."""
     return Machine(monkeypatch, tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def programs_start_after_each_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that has ended in this process would start no other program in it."""
+    monkeypatch.setattr(jobs.children, "_closed", False)

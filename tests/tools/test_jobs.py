@@ -76,8 +76,7 @@ def test_a_process_that_cannot_be_killed_is_left_behind(monkeypatch):
     os.waitpid(started[0], 0)
 
 
-def test_at_the_end_no_program_is_left_and_none_is_started(tmp_path, monkeypatch):
-    monkeypatch.setattr(jobs.children, "_closed", False)  # and again after this test
+def test_at_the_end_no_program_is_left_and_none_is_started(tmp_path):
     outcomes = []
 
     def work():
