@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
-from rich.console import Console
 from runner import Row
 
-from chainermn_tools.formatting import print_table
+from chainermn_tools.formatting import make_console, print_table
 
 PACKAGES = ("numpy", "mpi4py", "chainer", "chainermn-comm")
 
@@ -133,7 +132,7 @@ def show_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> None:
     """Print a table whose first column holds names."""
-    print_table(title, columns, rows, Console(), columns[:1])
+    print_table(title, columns, rows, make_console(), columns[:1])
 
 
 def are_right(rows: Iterable[Row]) -> bool:
