@@ -253,6 +253,14 @@ def test_inputs_that_differ_raise_on_all_ranks(comm, random, kind, spoil, text):
 
 
 @pytest.mark.sizes(2, 3, 4)
+def test_a_difference_is_noticed_where_the_projection_hardly_shows_it(comm):
+    x = np.zeros((12, 12), "f")
+    x[11, 11] = 1 + comm.rank  # cos(11) is 0.004
+    with pytest.raises(RankMismatchError, match="the same inputs"):
+        ColumnParallelLinear(12, 6, comm)(x)
+
+
+@pytest.mark.sizes(2, 3, 4)
 @EACH
 def test_integers_that_differ_raise_the_same_error(comm, kind):
     with pytest.raises(RankMismatchError, match="the same inputs"):

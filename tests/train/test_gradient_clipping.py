@@ -15,6 +15,7 @@ from chainer.optimizer_hooks import GradientClipping, GradientLARS
 from chainermn_comm import PeerError, RankMismatchError, Sharding
 from chainermn_modelparallel import (
     ColumnParallelLinear,
+    MultiNodeChainList,
     RowParallelLinear,
     share_loss_scale,
 )
@@ -242,6 +243,7 @@ def test_hooks_by_the_norm_of_a_part_are_refused(naive, hook, of_rule, timing):
         optimizer.update(model, batch(0, 0).astype("f4"))
     if same_part.rank == 0:
         owner.remove_hook(hook.name)
+    optimizer.synchronize()  # no rank of the model has made the update
     optimizer.update(model, batch(0, 0).astype("f4"))
 
 
@@ -298,6 +300,31 @@ def test_no_update_follows_one_that_failed_for_a_part_of_a_model(naive, hooked, 
                 optimizer.update(loss)
     optimizer.synchronize()
     optimizer.update(loss)
+
+
+def test_a_first_update_that_failed_for_a_lazy_part_counts_as_well(naive):
+    pair = naive.split(naive.rank // 2, naive.rank)
+    copies = naive.split(naive.rank % 2, naive.rank)
+    model = MultiNodeChainList(pair)
+    model.add_link(L.Linear(None, 2), rank_out=1 - pair.rank)
+    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), copies)
+    optimizer.setup(model)
+
+    def fail():
+        raise OSError("no batch")
+
+    with pytest.raises(OSError, match="no batch"):
+        optimizer.update(fail)
+    with pytest.raises(RuntimeError, match="load a checkpoint"):
+        optimizer.update(fail)
+
+
+def test_ranks_have_one_threshold(naive):
+    model = whole()
+    optimizer = chainer.optimizers.SGD().setup(model)
+    optimizer.add_hook(MultiNodeGradientClipping(1 + naive.rank, naive))
+    with pytest.raises(RankMismatchError, match="threshold"):
+        optimizer.update(model, batch(0, 0).astype("f4"))
 
 
 def test_a_shared_scale_waits_for_parameters_that_get_values(naive):

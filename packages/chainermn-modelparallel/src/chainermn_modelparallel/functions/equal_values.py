@@ -41,20 +41,17 @@ def _projection_and_norm(array: Any) -> bytes:
     xp = backend.get_array_module(array)
     wide = np.result_type(array.dtype, np.float32)
     matrix = array.astype(wide, copy=False).reshape(-1, array.shape[-1])
-    rows, columns = matrix.shape
-    along = xp.cos(xp.arange(rows, dtype=wide))
-    across = xp.cos(xp.arange(columns, dtype=wide))
+    along, across = [xp.cos(xp.arange(n, dtype=wide)) for n in matrix.shape]
     with np.errstate(all="ignore"):  # NumPy has warned where the values overflowed
         projection = along @ (matrix @ across)
         numbers = xp.stack([projection, xp.linalg.norm(matrix)])
-    both: bytes = cuda.to_cpu(numbers).astype(np.float64).tobytes()
-    return both
+    return bytes(cuda.to_cpu(numbers).astype(np.float64))
 
 
 def check_equal(
     operation: str, payloads: list[bytes], variables: Variables, rank: int
 ) -> None:
-    """Raise RankMismatchError, on all ranks alike, if their projections differ.
+    """Raise RankMismatchError, on all ranks alike, if their projections or norms differ.
 
     Values may differ by rounding, because not every device adds in a fixed order, and
     so may parameters that were trained with such gradients. So bits are not compared:
@@ -62,14 +59,13 @@ def check_equal(
     """
     if len(set(payloads)) == 1:  # nearly always
         return
-    numbers = np.frombuffer(b"".join(payloads)).reshape(len(payloads), -1, 2)
-    for variable, (projections, norms) in zip(
-        variables, numbers.transpose(1, 2, 0), strict=True
-    ):
+    ranks = np.frombuffer(b"".join(payloads)).reshape(len(payloads), -1, 2)
+    for variable, numbers in zip(variables, ranks.swapaxes(0, 1), strict=True):
+        norms = numbers[:, 1]
         # Integers were projected in float32 or wider.
         digits = np.finfo(np.result_type(variable.dtype, np.float16)).eps ** (2 / 3)
         tolerance = digits * norms.max()
-        if not np.allclose(projections, projections[0], 0, tolerance, equal_nan=True):
+        if not np.allclose(numbers, numbers[0], 0, tolerance, equal_nan=True):
             raise RankMismatchError(
                 f"{operation} on rank {rank}: {variable.name or 'values'} of shape "
                 f"{variable.shape} must be the same on all ranks, but differ: the ranks' norms "

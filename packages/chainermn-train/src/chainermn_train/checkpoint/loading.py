@@ -90,7 +90,7 @@ def _require_one_model(target: Any, differing: Iterable[str], sizes: str) -> Non
     paths = [
         path for model in models for path, _ in getattr(model, "namedparams", tuple)()
     ]
-    for name in differing:
+    for name in sorted(differing):
         # Multi-node optimizers save gradients by such paths, too.
         if "chainermn/" not in name and f"/{name}".endswith(tuple(paths)):
             raise StateError(

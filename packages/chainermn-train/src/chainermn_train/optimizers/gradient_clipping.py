@@ -48,7 +48,7 @@ class MultiNodeGradientClipping:
             those with the same shards, over which a multi-node optimizer averages.
 
     Raises:
-        TypeError: ``comm`` is not a communicator.
+        TypeError: ``comm`` is not a communicator, or ``threshold`` is no number.
     """
 
     name = "MultiNodeGradientClipping"
@@ -56,7 +56,7 @@ class MultiNodeGradientClipping:
     timing = "pre"
 
     def __init__(self, threshold: float, comm: CommunicatorBase) -> None:
-        self.threshold = threshold
+        self.threshold = float(threshold)
         self.comm = require_communicator(comm, type(self).__name__)
         self._error: Any = None  # see `starts_again`
 
@@ -66,7 +66,8 @@ class MultiNodeGradientClipping:
         Raises:
             ValueError: on all ranks, if some rank of a parameter's group isn't in
                 ``comm``.
-            RankMismatchError: on all ranks, if they have made different numbers of steps.
+            RankMismatchError: on all ranks, if they have made different numbers of steps,
+                or have different thresholds.
         """
         self._meet("a step", optimizer)
         norm = global_norm(self.comm, optimizer.target)
@@ -80,13 +81,15 @@ class MultiNodeGradientClipping:
 
         Raises:
             RankMismatchError: on all ranks, if they have made different numbers of
-                steps.
+                steps, or have different thresholds.
             StartAgainError: on all ranks, if they differ in what becomes of it.
         """
         error = self._error
         self._error = None
         rows = self.comm.handshake(
-            self.name, ((_STEPS, optimizer.t),), payload=outcome.encode()
+            self.name,
+            ((_STEPS, optimizer.t), ("threshold", self.threshold)),
+            payload=outcome.encode(),
         )
         if len(set(rows)) > 1:
             raise error

@@ -181,7 +181,7 @@ class MultiNodeOptimizer(AttributeProxy):
         try:
             self._updates.update(compute_loss)
         except BaseException:
-            self._updates.state.record_failure()
+            self._updates.state.record_failure(self.target)
             raise
         count_update(_num_examples(*args, *kwds.values()))
 

@@ -78,13 +78,13 @@ class SharedState:
         self.has_failed = False
         self.drift.restart()
 
-    def record_failure(self) -> None:
+    def record_failure(self, target: Any) -> None:
         """Record that an update has raised an error, perhaps after its loss began.
 
         The ranks of the optimizer know of it, and may go on. Ranks that hold other
         parts of the model don't.
         """
-        if self.params and self.params.parts:
+        if (self.params or ParameterSet(target)).parts:
             self.has_failed = True
             self.params = None  # ranks agree before the next loss
 
@@ -169,8 +169,9 @@ class SharedState:
             # The warning may be an error, on rank 0 alone.
             with raise_together(communicator.handshake, OPERATION):
                 if rank == 0:
-                    text = f"{error}; all ranks get rank 0's"
-                    warnings.warn(text, RuntimeWarning, stacklevel=6)
+                    warnings.warn(
+                        f"{error}; all ranks get rank 0's", RuntimeWarning, stacklevel=2
+                    )
             return True
         # Only the bits of NaNs differ, or ranks compare different parts.
         self.drift.restart()
