@@ -85,11 +85,16 @@ class MultiNodeCheckpointer(Extension):
     def _reset(self) -> None:
         """Forget the folder, and the work that is left to do there."""
         self._folder: CheckpointFolder | None = None  # see `_folder_of`
-        # What the thread does: it removes expired saves, and in the background writes this
-        # save.
+        # The tasks of the thread: to remove expired saves, and in the background to write
+        # this save. They begin when the call of `save` ends: before, they would take the
+        # core that the copies need.
+        self._tasks: list[Callable[[], None]] = []
         self._futures: list[Future[None]] = []
         # The save that the thread writes, until it is counted.
         self._written: SaveNumber | None = None
+        # The arrays that the thread writes. The next save fills the same memory again,
+        # because fresh memory takes longer to fill.
+        self._copies: State = {}
 
     def __call__(self, trainer: Any) -> None:
         """Save the trainer; Chainer calls it when the trigger fires (collective)."""
@@ -151,6 +156,7 @@ class MultiNodeCheckpointer(Extension):
             self._written = number
         else:
             self._count(number, write)
+        self._start()
 
     def _write(
         self, files: RunFiles, number: SaveNumber, identity: str, state: State
@@ -172,8 +178,8 @@ class MultiNodeCheckpointer(Extension):
             self._alike = names_alike(comm, state)
         with raise_together(comm.handshake, OPERATION):
             if self.background:
-                copies = {name: array.copy() for name, array in arrays().items()}
-                self._futures.append(self._threads.submit(write_file, path, copies))
+                copies = self._copied(arrays())
+                self._tasks.append(lambda: write_file(path, copies))
                 return
             with new_file(path) as file:
                 write_npz(file, arrays())
@@ -186,6 +192,18 @@ class MultiNodeCheckpointer(Extension):
                     file.seek(0)
                     file.truncate()
                     write_npz(file, arrays())
+
+    def _copied(self, arrays: State) -> State:
+        """Return copies of arrays; a copy takes the memory of the last copy if that fits."""
+        copies = {}
+        for name, array in arrays.items():
+            copy = self._copies.get(name)
+            if copy is None or (copy.shape, copy.dtype) != (array.shape, array.dtype):
+                copy = np.empty_like(array)
+            np.copyto(copy, array)
+            copies[name] = copy
+        self._copies = copies
+        return copies
 
     def _count(self, number: SaveNumber, finish: Callable[[], Any]) -> None:
         """Call ``finish``, and count the save if all ranks' calls return (collective).
@@ -201,8 +219,9 @@ class MultiNodeCheckpointer(Extension):
             if is_raised_on_all(self.comm.handshake, error):
                 folder.files.file(number, self.comm.rank).unlink(missing_ok=True)
             raise
-        remove = folder.replace_by(number, self.cp_interval, self.gc_interval)
-        self._futures.append(self._threads.submit(remove))
+        self._tasks.append(
+            folder.replace_by(number, self.cp_interval, self.gc_interval)
+        )
 
     def get_stats(self) -> str:
         """Return a text that says how long saves have held this rank (not collective).
@@ -226,7 +245,12 @@ class MultiNodeCheckpointer(Extension):
             PeerError: another rank raised this error.
         """
         self._finish()
-        self._finish()  # for the removal of saves that expired when the last was counted
+        self._start()  # the thread removes the saves that have expired
+        self._finish()
+
+    def _start(self) -> None:
+        self._futures += map(self._threads.submit, self._tasks)
+        self._tasks = []
 
     def _finish(self) -> None:
         """Wait for the thread, and count the save that the thread has written (collective)."""
