@@ -13,9 +13,9 @@ from rich.console import Console
 
 from chainermn_tools import explain
 from chainermn_tools.explain import ErrorRule, Kind
-from tests.support.jobs import commands, runner
+from tests.support.jobs import commands
 from tests.support.jobs.scripts import ROOT
-from tests.support.tools.explained import explained, findings_in, verdict_on
+from tests.support.tools.explained import explained, findings_in
 
 RULES = explain.load_rules()
 LOGS = tomllib.loads(Path(__file__).with_name("explained.toml").read_text())
@@ -94,22 +94,6 @@ def test_a_log_gives_this_verdict_and_these_known_errors(kind):
         assert "noise" not in findings.verdict.traceback
 
 
-FAILS = """
-import numpy, chainermn_comm
-comm = chainermn_comm.create_communicator('naive')
-comm.allreduce(numpy.zeros(2 + comm.rank))
-"""
-
-
-def test_a_rank_that_really_fails_is_explained():
-    job = runner.run_text(2, FAILS)
-    assert explained(job)[0] == "ranks_disagree"
-    verdict = verdict_on(job)
-    assert verdict.rank == 1
-    assert "allreduce on rank 1: ranks disagree on array" in verdict.how
-    assert verdict.traceback.splitlines()[-1] == verdict.how
-
-
 # How the command is used
 
 
@@ -119,9 +103,11 @@ def test_a_rank_that_really_fails_is_explained():
         ("Host key verification failed.\n", 0, "ssh_host_key: Host key"),
         (HEALTHY, 1, "No known error found; the log has no traceback."),
         ("", 1, "The log is empty. "),
-        (LOGS["caught"]["log"], 1, "read the log's last traceback."),
+        (LOGS["caught"]["log"], 1, "after which the log goes on: OSError: retried"),
+        (f"1 | {LOGS['caught']['log'][:40]}", 1, "read the log's last traceback."),
+        ("\0", 1, "this is no plain text."),
         (LOGS["syntax_error"]["log"], 0, "code in it is a.py:1."),
-        (LOGS["abort_alone"]["log"], 0, "All of this only says that"),
+        (LOGS["abort_alone"]["log"], 0, "Read the first traceback."),
         (LOGS["two_hooks"]["log"], 0, "ValueError\n  line 1\n  Next step: fix the"),
     ],
 )
@@ -137,10 +123,6 @@ def test_text_and_exit_status_say_whether_anything_was_found(
     assert "\x1b" not in done.output
     piped = commands.invoke("explain", stdin=file.read_bytes(), COLUMNS="300")
     assert piped.output == done.output
-
-
-def test_a_log_may_begin_with_zeros():  # as after it was cut while a job wrote to it
-    assert explained("\0\0\0\0Host key verification failed.") == ["ssh_host_key"]
 
 
 def test_what_cannot_be_read_is_named(tmp_path):
@@ -197,8 +179,6 @@ def test_a_terminal_gets_whole_commands_wrapped_sentences_and_colours_if_it_like
     assert "    nvidia-smi -L   # start at most so many ranks on a host" in whole
     assert max(len(line) for line in lines if line not in whole) <= 40
     assert "\x1b[32m" in "".join(on_terminal(100, color_system="standard"))
-    plain = "".join(on_terminal(100, color_system="standard", no_color=True))
-    assert "\x1b[3" not in plain
 
 
 # Long logs

@@ -27,7 +27,10 @@ def test_an_error_without_a_text_is_still_described():
             raise RuntimeError
 
     assert "Mute" in rank._describe(Mute())["what"]
-    assert rank._describe(ValueError("first\nsecond"))["what"] == "ValueError: first"
+    assert (
+        rank._describe(ValueError("first\nsecond"))["what"]
+        == "ValueError: first second"
+    )
 
 
 def test_a_rank_that_cannot_write_its_log_says_so_in_a_line():

@@ -153,14 +153,12 @@ def _describe(error: BaseException) -> dict[str, Any]:
         return {"what": what, "secondary": False, "traceback": ""}
     try:
         only = traceback.format_exception_only(type(error), error)
-        what = only[-1 if isinstance(error, SyntaxError) else 0].strip()
-        what = what.split("\n")[0][:HEADLINE_CHARACTERS]
+        what = only[-1 if isinstance(error, SyntaxError) else 0]
+        what = " ".join(what.split())[:HEADLINE_CHARACTERS]
         text = traceback_of(error)
     except Exception:  # its __str__ fails
-        what, text = (
-            type(error).__name__,
-            "".join(traceback.format_tb(error.__traceback__)),
-        )
+        what = type(error).__name__
+        text = "".join(traceback.format_tb(error.__traceback__))
     return {"what": what, "secondary": is_secondary(error), "traceback": text}
 
 

@@ -24,8 +24,7 @@ def explain(ctx: click.Context, as_json: bool, file: str) -> None:
     \b
         mpiexec -n 4 python train.py 2>&1 | tee log | chainermn explain
 
-    FILE is no folder: of `chainermn launch --log-dir logs`, give the file of the rank that
-    failed, as in logs/rank-1.log.
+    After `chainermn launch --log-dir logs`, name one file, such as logs/rank-1.log.
 
     Known errors are printed first: causes, then lines which only say that something else
     failed. If ChainerMN itself says in the log which rank failed first, or the log ends

@@ -68,6 +68,11 @@ ENDED = re.compile(
     "due to process rank|job  terminated|srun: error"
 )
 KILLED = re.compile(r"EXIT STRING|slurmstepd: error|exited on signal")
+# How a further line of an error's message begins: by a space, or by a label if the first
+# line has no text, as in Chainer's InvalidType.
+FURTHER = re.compile(r" |(?!ChainerMN|Fatal )[A-Z][\w ]*: ")
+TEXTLESS = re.compile(r"^[\w.]+: *$", re.MULTILINE)
+MESSAGE_CHARACTERS = 500  # as many as `chainermn launch` shows, on one line
 MOST_TRACEBACKS = 1000
 CRASHED = re.compile(r"(?:is )?gone|ended by signal 11")
 
@@ -118,7 +123,7 @@ class VerdictFinder:
         # Tracebacks by their last lines, which name the error; the latest one is last.
         self.tracebacks: dict[str, str] = {}
         self._final: dict[str, Verdict] = {}  # after which a rank was silent, by tag
-        self._passed: set[int] = set()  # the lines of those after which the job went on
+        self._passed = 0  # the last line that shows that the job went on
         self.ended = False  # whether the launcher says that a rank failed
         self._unfinished: dict[str, list[str]] = {}  # their lines so far, by tag
 
@@ -126,14 +131,10 @@ class VerdictFinder:
     def verdict(self) -> Verdict | None:
         """The best so far: by our programs, or the traceback at the end; None without."""
         if not self._verdicts:
-            return next(
-                (
-                    one
-                    for one in self._final.values()
-                    if self.ended or one.line not in self._passed
-                ),
-                None,
-            )
+            for final in self._final.values():
+                if self.ended or final.line > self._passed:
+                    return final
+            return None
         best = self._verdicts[min(self._verdicts)]
         if self._crash and CRASHED.match(best.how):
             best = replace(best, how=self._crash)
@@ -169,21 +170,21 @@ class VerdictFinder:
         rank = None
         if said.get("rank"):
             rank = int(said["rank"] or 0)
+        # Without the further lines of its message, or the exit status.
+        errors = filter(how.startswith, self.tracebacks)
+        error = max(errors, key=len, default="")
         self._verdicts[speaker] = Verdict(
             line=number,
             how=how,
             rank=rank,
             host=said.get("host") or "",
-            traceback=self.tracebacks.get(
-                re.sub(r" \(exit status \d+\)$", "", how), ""
-            ),
+            traceback=self.tracebacks.get(error, ""),
         )
 
     def _error_of(self, kind: str) -> str:
         """Return the last line of the latest traceback of an error of this class."""
         for error in reversed(self.tracebacks):
-            name = error.split(":")[0].strip()
-            if name.rpartition(".")[2] == kind:
+            if re.match(rf"(?:[\w.]+\.)?{kind}(?::|$)", error):
                 return error
         return f"uncaught {kind}"
 
@@ -193,17 +194,17 @@ class VerdictFinder:
             self._unfinished[tag] = [text]
             return True
         if lines is None:
-            self._take_output(tag, text)
-            return False
+            return self._take_output(number, tag, text)
         lines.append(text)
         if not text.startswith(" "):
             del self._unfinished[tag]
-            self._finish_traceback(number, tag, text.rstrip(), "\n".join(lines))
+            self._finish_traceback(number, tag, text, "\n".join(lines))
         return True
 
     def _finish_traceback(
         self, number: int, tag: str, error: str, traceback: str
     ) -> None:
+        error = " ".join(error.split())[:MESSAGE_CHARACTERS]
         self.tracebacks.pop(error, None)  # so that it comes last
         self.tracebacks[error] = traceback
         if len(self.tracebacks) > MOST_TRACEBACKS:
@@ -214,16 +215,29 @@ class VerdictFinder:
                 verdict = replace(verdict, rank=int(named[0]))
             self._final[tag] = verdict
 
-    def _take_output(self, tag: str, text: str) -> None:
-        """Take a line that is in no traceback: a rank's last error ends its output."""
+    def _take_output(self, number: int, tag: str, text: str) -> bool:
+        """Take a line after tracebacks; return whether it's of the message of an error."""
         if KILLED.search(text):
             self._final.clear()
-        self.ended = self.ended or bool(ENDED.search(text))
-        if self.ended:
-            return
-        for each, final in list(self._final.items()):
-            # What several ranks print at once may be mixed.
-            if text.strip("=-") not in final.traceback:
-                self._passed.add(final.line)
-                if each == tag:
-                    del self._final[each]
+        if ENDED.search(text):
+            self.ended = True
+        # What several ranks print at once may be mixed.
+        mixed = text.strip("=-")
+        if self.ended or any(mixed in each.traceback for each in self._final.values()):
+            return False
+        final = self._final.get(tag)
+        if final and _is_message(text, final):
+            self.tracebacks.pop(final.how, None)
+            how = f"{final.how} {text}"
+            self._finish_traceback(final.line, tag, how, f"{final.traceback}\n{text}")
+            return True
+        self._final.pop(tag, None)
+        self._passed = number
+        return False
+
+
+def _is_message(text: str, error: Verdict) -> bool:
+    """Return whether a line that follows an error goes on with its message."""
+    if len(error.how) == MESSAGE_CHARACTERS or not FURTHER.match(text):
+        return False
+    return text.startswith(" ") or bool(TEXTLESS.search(error.traceback))

@@ -32,11 +32,11 @@ STEPS = (
     ("^ended by signal", READ_STACK),
     ("^Fatal Py", READ_STACK),
     ("^exit status", READ_OUTPUT),
-    ("^sys.exit(75) (75 is", "exit with another number"),
+    ("^sys.exit(75) (reported", "exit with another number"),
     (
         "^the job did not end",
-        "run it again with --env CHAINERMN_TIMEOUT=5, less than --timeout: a call that "
-        "waits so long then shows every rank's stack",
+        "run it again with --env CHAINERMN_TIMEOUT=SECONDS, a smaller number of seconds "
+        "than --timeout: a call that waits so long then shows every rank's stack",
     ),
     ("^no rank", "read what was printed above; `chainermn doctor` may find the cause"),
     ("^all ranks ended", ASK_MPIEXEC),

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import BinaryIO, NamedTuple
 
 from chainermn_tools.explain.error_rules import ErrorRule, Kind, load_rules
-from chainermn_tools.explain.failed_rank import Verdict, VerdictFinder
+from chainermn_tools.explain.failed_rank import TRACEBACK, Verdict, VerdictFinder
 from chainermn_tools.formatting import printable
 
 # A longer "line", of binary data, is read in pieces of this length, so that no pattern
@@ -28,6 +28,10 @@ NO_TRACEBACK = "No known error found; the log has no traceback."
 SOME_TRACEBACK = (
     "No known error found. If the job failed, read the log's last traceback."
 )
+LAST_TRACEBACK = "The last traceback, after which the log goes on: "
+NO_TEXT = "No known error found; this is no plain text."
+# Bytes that no text has, and those that couldn't be decoded.
+BINARY = re.compile("[\0\ufffd]")
 # In the advice of rules, the place of a host's name.
 HOST = "host1"
 # Kinds of errors that say why a job failed.
@@ -82,8 +86,13 @@ def search(log: BinaryIO, rules: Sequence[ErrorRule] | None = None) -> Findings:
     nothing = EMPTY
     lines = _lines(log)
     while some := list(islice(lines, LINES_TOGETHER)):
-        nothing = NO_TRACEBACK
         together = "\n".join(line.text for line in some)
+        if TRACEBACK in together:
+            nothing = SOME_TRACEBACK
+        elif nothing != SOME_TRACEBACK and BINARY.search(together):
+            nothing = NO_TEXT
+        elif nothing == EMPTY:
+            nothing = NO_TRACEBACK
         possible = [rule for rule in rules if rule.is_possible(together)]
         for line in some:
             in_traceback = finder.take(*line)
@@ -95,8 +104,8 @@ def search(log: BinaryIO, rules: Sequence[ErrorRule] | None = None) -> Findings:
     if not verdict and not finder.ended:  # the job went on after its tracebacks
         found = [match for match in found if not match.is_in_tracebacks]
     found.sort(key=lambda match: (ORDER.index(match.rule.kind), match.line))
-    if finder.tracebacks:
-        nothing = SOME_TRACEBACK
+    for error in finder.tracebacks:
+        nothing = LAST_TRACEBACK + error
     return Findings(verdict, found, nothing)
 
 

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 INDENT = " " * 4  # of what is never broken, so that it can be copied
 SECONDARY_ONLY = (
-    "All of this only says that something else failed. No known error says what: read the "
-    "first traceback of any rank."
+    "These lines only follow from another failure. Read the first traceback."
 )
 
 
