@@ -87,6 +87,7 @@ def test_what_happened_is_one_object_and_output_stays_out_of_it(tmp_path):
         "rank": 0,
         "restartable": True,
         "restarts": 1,
+        "traceback": "",
         "hosts": {},
     }
     assert done.returncode == 3
@@ -486,7 +487,7 @@ def test_a_schedulers_job_gives_hosts_and_ranks(tmp_path, arguments, shares):
     ("arguments", "text"),
     [
         (("SCRIPT",), "give -n, --hosts or --hostfile"),
-        (("-n", "2", "no such script.py"), "there is no 'no such script.py' in /"),
+        (("no such script.py",), "there is no 'no such script.py' in /"),
         (("--hosts", "a;b", "SCRIPT"), "'a;b' in --hosts"),
         (("--hosts", "a", "--hostfile", "f", "SCRIPT"), "exclude each other"),
         (("--hostfile", "no such file", "SCRIPT"), "'no such file' can't be read"),
@@ -494,15 +495,13 @@ def test_a_schedulers_job_gives_hosts_and_ranks(tmp_path, arguments, shares):
         (("-n", "1", "SCRIPT"), "no mpiexec on PATH"),
         (("-n", "1", "--mpiexec", "/no/mpiexec", "SCRIPT"), "there is no /no/mpiexec"),
         (("-n", "1", "--env", "A B=3", "SCRIPT"), "--env A B=3: write NAME=VALUE"),
-        (("-n", "1", "--env", "SET", "SCRIPT"), "--env SET: write NAME=VALUE"),
-        (("-n", "0", "SCRIPT"), "0 is not in the range x>=1"),
         (("-n", "2", "python3", "SCRIPT"), "give only the script"),
         (("-n", "2", "/bin"), "the folder /bin has no __main__.py"),
-        (("-n", "2", "/bin/ls"), "to run a program: mpiexec -n 2 /bin/ls"),
+        (("/bin/ls",), "to run a program: mpiexec -n N /bin/ls"),
         (("-n", "2", STAGES), f"to run a program: mpiexec -n 2 {STAGES}"),
         (("--hosts", "a", "--min-ranks", "1", "SCRIPT"), "needs --max-restarts"),
         (("-n", "1", "--log-dir", "SCRIPT", "SCRIPT"), "'--log-dir'"),
-        (("-n", "1", "--log-dir", "/proc/x", "SCRIPT"), "/proc/x can't be created: No"),
+        (("-n", "1", "--log-dir", "/proc/x", "SCRIPT"), "/proc/x: No such file"),
     ],
 )
 def test_what_cannot_be_started_is_a_usage_error(tmp_path, arguments, text):

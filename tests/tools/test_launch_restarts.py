@@ -41,7 +41,11 @@ def run(monkeypatch, *answering, **options):
         now[:] = next(turns)
 
     monkeypatch.setattr(restarts, "_pause", pause)
-    restarts.run_script(LAUNCHER, 5, ["train.py"], said.append, hosts=KNOWN, **options)
+
+    def log(text, *_):
+        said.append(text)
+
+    restarts.run_script(LAUNCHER, 5, ["train.py"], log, hosts=KNOWN, **options)
     return said
 
 

@@ -30,6 +30,7 @@ def test_the_rank_that_failed_first_is_named_and_explain_has_the_same_advice(nam
     assert found.success == (found.status == 0)
     assert found.restartable == (name not in FINAL)
     assert job.get("step", "") in found.next_step
+    assert found.traceback == job.get("traceback", "")
     if not found.success:
         explained = verdict_on(f"chainermn launch: {found.message}\n")
         assert explained.next_step == found.next_step

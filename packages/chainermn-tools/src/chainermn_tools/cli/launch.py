@@ -174,10 +174,10 @@ def launch(
         if named:
             how["hosts"] = jobs.assign_slots(named, ranks)
             ranks = sum(how["hosts"].values())
+        if not is_module:
+            _check_script(script, ranks or "N")
         if ranks is None:
             raise ValueError("how many ranks? give -n, --hosts or --hostfile")
-        if not is_module:
-            _check_script(script, ranks)
         variables = {}
         for each in given:
             name, equals, variables[name] = each.partition("=")
@@ -186,17 +186,19 @@ def launch(
         if log_dir is not None:
             variables[LOG_VARIABLE] = os.path.abspath(log_dir)
             if not (named or how["dry_run"]):  # another host may have other folders
-                _make_log_dir(log_dir)
+                os.makedirs(log_dir, exist_ok=True)
         launcher = jobs.find_mpiexec(mpiexec)
-    except (ValueError, OSError, jobs.Unavailable) as error:
+    except (ValueError, jobs.Unavailable) as error:
         raise click.UsageError(str(error)) from None
+    except OSError as error:
+        raise click.UsageError(f"{error.filename}: {error.strerror}") from None
     how.update(min_ranks=min_ranks, variables=variables)
     with contextlib.ExitStack() as stack:
         if as_json:
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         result, output = run_script(launcher, ranks, words, _log, **how)
     if not result.success:
-        _log(result.message)
+        _log(result.message, result.traceback)
     if as_json:
         found = dataclasses.asdict(result)
         found["next_step"] = result.next_step.strip().removeprefix(LABEL)
@@ -215,7 +217,7 @@ def _allocated(ranks: int | None) -> tuple[jobs.Host, ...]:
     return hosts
 
 
-def _check_script(path: str, ranks: int) -> None:
+def _check_script(path: str, ranks: object) -> None:
     """Raise ValueError, or OSError, if a path is no Python script's."""
     problem = ""
     if not os.path.exists(path):
@@ -237,16 +239,6 @@ def _check_script(path: str, ranks: int) -> None:
         raise ValueError(problem)
 
 
-def _make_log_dir(path: str) -> None:
-    """Make the folder of --log-dir, or raise ValueError."""
-    try:
-        os.makedirs(path, exist_ok=True)
-    except OSError as error:
-        raise ValueError(
-            f"--log-dir: {path} can't be created: {error.strerror}"
-        ) from None
-
-
-def _log(text: str) -> None:
+def _log(text: str, before: str = "") -> None:
     sys.stdout.flush()
-    click.echo(f"chainermn launch: {text}", err=True)
+    click.echo(f"{before}chainermn launch: {text}", err=True)

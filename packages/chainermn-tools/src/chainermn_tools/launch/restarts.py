@@ -29,7 +29,7 @@ def run_script(
     launcher: Mapping[str, Any],
     ranks: int,
     script: Sequence[str],
-    log: Callable[[str], None],
+    log: Callable[..., None],  # of a text, and of what comes before its line
     *,
     hosts: Mapping[str, int] = {},  # ranks of each; empty for this one alone
     timeout: float | None = None,  # seconds after which a job is ended
@@ -100,7 +100,7 @@ def run_script(
             if result.success or signals or not may_help:
                 break
             if attempt < max_restarts:
-                log(result.message)
+                log(result.message, result.traceback)
     return result, output
 
 

@@ -29,6 +29,7 @@ class JobResult:
     next_step: str = ""  # what to do about it
     rank: int | None = None  # that failed first, where one did
     restartable: bool = True  # whether starting again may help: the ranks had begun
+    traceback: str = ""  # of that rank's error, if it isn't printed yet
 
     @property
     def message(self) -> str:
@@ -112,9 +113,9 @@ def _of_error(event: Event, output: JobOutput) -> JobResult:
         status = 1
         how = "exit status 1"
         if event.rank not in output.first_of("leaving"):
-            how = "75 is kept for jobs told to leave; reported as 1"
+            how = "reported as 1, because 75 means that all ranks have saved"
     how = f"{event['what']} ({how})"
-    trace = (event["traceback"] or "").rstrip("\n")
+    trace = event["traceback"] or ""
     result = _of_rank(
         event.rank,
         how,
@@ -123,9 +124,9 @@ def _of_error(event: Event, output: JobOutput) -> JobResult:
         next_step(how, *users_lines(trace)[-1:]),
     )
     # The rank has printed it, unless its standard error was closed or somebody else's.
-    if trace.rpartition("\n")[2].encode() in output.tail:
+    if trace.strip().rpartition("\n")[2].encode() in output.tail:
         return result
-    return replace(result, cause=f"{result.cause}\n{trace}")
+    return replace(result, traceback=trace)
 
 
 def _of_silence(output: JobOutput, ranks: int) -> JobResult:
