@@ -32,7 +32,6 @@ class Case:
     title: str
     operation: Operation
     comm: CommunicatorBase  # that it is called on
-    is_baseline: bool = False
 
 
 @dataclass
@@ -43,7 +42,6 @@ class Report:
     sizes: Sequence[int]  # in bytes
     # The median time of a call in seconds, by title and size.
     times: dict[str, dict[int, float]] = field(default_factory=dict)
-    baselines: list[str] = field(default_factory=list)  # titles
     problems: list[str] = field(default_factory=list)  # wrong values and errors
     skipped: list[str] = field(default_factory=list)  # why a communicator can't be made
 
@@ -57,9 +55,8 @@ def measure(world: MPI.Intracomm, names: Sequence[str], sizes: Sequence[int]) ->
     """Check and time communicators, all without names, by bytes (collective over ``world``)."""
     report = Report(where="", sizes=sizes)
     comms = _communicators(world, names, report)
-    report.where = _where(world, comms)
+    report.where = _where(world)
     cases = _cases(comms)
-    report.baselines = [case.title for case in cases if case.is_baseline]
     for size in sizes:
         count = max(1, size // FLOAT_BYTES // world.size) * world.size
         sent = np.empty(count, np.float32)
@@ -99,16 +96,13 @@ def _communicators(
     return comms
 
 
-def _where(world: MPI.Intracomm, comms: Mapping[str, CommunicatorBase]) -> str:
+def _where(world: MPI.Intracomm) -> str:
     from mpi4py import MPI
 
     hosts = sorted(set(world.allgather(MPI.Get_processor_name())))
-    nodes = len(hosts)
-    for comm in comms.values():
-        nodes = comm.inter_size
     ranks = format_count(world.size, "rank")
     library = MPI.Get_library_version().split("\n")[0].strip("\0")
-    where = f"{format_count(nodes, 'node')} ({', '.join(hosts)})"
+    where = f"{format_count(len(hosts), 'node')} ({', '.join(hosts)})"
     return f"{ranks} on {where}, {' '.join(library.split())}"
 
 
@@ -122,8 +116,5 @@ def _cases(comms: Mapping[str, CommunicatorBase]) -> list[Case]:
             for name, operation in OPERATIONS.items()
             if name != MEAN_GRAD and comm.size >= operation.min_ranks
         ]
-        cases += [
-            Case(operation.title, operation, comm, is_baseline=True)
-            for operation in BASELINES.values()
-        ]
+        cases += [Case(one.title, one, comm) for one in BASELINES.values()]
     return cases

@@ -89,7 +89,7 @@ def _check_plot(file: str) -> None:
     from matplotlib.figure import Figure
 
     kinds = sorted(Figure().canvas.get_supported_filetypes())
-    if Path(file).suffix.lower().lstrip(".") not in ["", *kinds]:
+    if Path(file).suffix.lower().lstrip(".") not in kinds:
         known = ", ".join(kinds)
         raise click.UsageError(f"--plot: {file} must end in one of: {known}")
 
@@ -117,7 +117,9 @@ def _start(
     result, _ = run_script(
         launcher, ranks, command, lambda command: None, timeout=LIMIT_SECONDS
     )
-    if not result.success:
+    if (
+        not result.success and "sys.exit" not in result.cause
+    ):  # else a rank has printed why
         click.echo(f"chainermn bench: {result.message}", err=True)
     return result.status
 
@@ -131,7 +133,10 @@ def _measure_here(names: Sequence[str], sizes: list[int], plot: str | None) -> i
 
     if MPI.COMM_WORLD.rank == 0:
         click.echo("chainermn bench: this takes up to a minute", err=True)
-    report = runner.measure(MPI.COMM_WORLD, names, sizes)
+    try:
+        report = runner.measure(MPI.COMM_WORLD, names, sizes)
+    except RuntimeError as error:
+        raise click.ClickException(str(error)) from None
     if MPI.COMM_WORLD.rank == 0:
         # Open MPI gives each rank a terminal, wherever the output of mpiexec goes.
         text.render(report, make_console(force_terminal=False))
