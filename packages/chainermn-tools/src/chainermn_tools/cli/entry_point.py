@@ -76,7 +76,10 @@ def main() -> None:
 
 def _run() -> Any:
     """Run the command line; return the status with which it exits."""
+    stdout = sys.stdout
     try:
         commands(prog_name="chainermn")
     except SystemExit as end:
+        if sys.stdout is not stdout:  # click replaces it once its reader has left
+            return NOT_WRITTEN
         return end.code
