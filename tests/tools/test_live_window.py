@@ -39,7 +39,7 @@ WAITS = "waiting 7 s in bcast for 1"
                 "gone 7 s after bcast",
             ],
         ),
-        (((), ENDED), {}, ["computing", "ended 7 s in MPI_Finalize for 0"]),
+        (((), ENDED), {}, ["computing", "ended 7 s in MPI_Finalize"]),
         # Of the third one nothing is known.
         ((inside(0), inside(1)), {}, ["waiting 7 s in bcast"] * 2),
     ],

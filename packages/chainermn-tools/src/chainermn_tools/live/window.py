@@ -71,7 +71,7 @@ def in_words(now: dict[str, Any]) -> str:
         words.append("in" if now["is_inside"] else "after")
     if now["operation"]:
         words.append(now["operation"])
-    if now["waits_for"]:
+    if now["waits_for"] and now["doing"] == WAITING:
         words += ["for", join_first(now["waits_for"], 4)]
     return " ".join(words)
 
