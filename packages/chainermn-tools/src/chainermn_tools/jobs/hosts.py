@@ -88,12 +88,12 @@ def assign_slots(hosts: Sequence[Host], ranks: int | None) -> dict[str, int]:
     slots = {host.name: host.slots or 1 for host in hosts}
     if ranks is None:
         return slots
+    fit = sum(slots.values())
     if all(host.slots is None for host in hosts):
         each, more = divmod(ranks, len(hosts))
         for number, name in enumerate(slots):
             slots[name] = each + int(number < more)
-    elif ranks > sum(slots.values()):
-        fit = sum(slots.values())
+    elif ranks > fit:
         first = hosts[0].name
         raise ValueError(
             f"{ranks} ranks don't fit: the hosts allow {fit}. Use -n {fit}, or write "

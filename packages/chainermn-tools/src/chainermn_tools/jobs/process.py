@@ -16,9 +16,8 @@ from chainermn_tools.jobs.signals import SIGNAL_NAMES
 # From SIGTERM to SIGKILL.
 TERM_GRACE_SECONDS = 1.0
 # Characters of a failed command's output that are quoted: a launcher says what is wrong
-# first, a Python traceback last.
-QUOTED_FIRST = 200
-QUOTED_LAST = 200
+# first, a Python traceback last. So many of each end are quoted.
+QUOTED_CHARACTERS = 200
 
 
 class Unavailable(Exception):
@@ -85,6 +84,6 @@ def quote_output(text: str) -> str:
     words = " ".join(word for word in text.split() if set(word) - set("-=*#"))
     if not words:
         return ""
-    if len(words) > QUOTED_FIRST + QUOTED_LAST:
-        words = f"{words[:QUOTED_FIRST]} ... {words[-QUOTED_LAST:]}"
+    if len(words) > 2 * QUOTED_CHARACTERS:
+        words = f"{words[:QUOTED_CHARACTERS]} ... {words[-QUOTED_CHARACTERS:]}"
     return f": {words}"

@@ -5,18 +5,21 @@ from __future__ import annotations
 # Prefixes of variables that influence how MPI, the BLAS, GPUs or Python behave; that go
 # to other hosts under Open MPI (MPICH passes on everything); or both.
 REPORTED = (
-    *(
-        "FI_",
-        "HYDRA_",
-        "I_MPI_",
-        "MPICH_",
-        "MPIEXEC_",
-        "MPIR_",
-        "MV2_",
-        "MVP_",
-        "NVIDIA_",
-    ),
-    *("OMPI_", "OPAL_", "PMIX_", "PMI_", "PRTE_", "SLURM_"),
+    "FI_",
+    "HYDRA_",
+    "I_MPI_",
+    "MPICH_",
+    "MPIEXEC_",
+    "MPIR_",
+    "MV2_",
+    "MVP_",
+    "NVIDIA_",
+    "OMPI_",
+    "OPAL_",
+    "PMIX_",
+    "PMI_",
+    "PRTE_",
+    "SLURM_",
 )
 FORWARDED = ("BLIS_", "GOTO_", "MPI4PY_")
 BOTH = ("CHAINER", "CUDA_", "CUPY_", "MKL_", "NCCL_", "OMP_", "OPENBLAS_", "UCX_")

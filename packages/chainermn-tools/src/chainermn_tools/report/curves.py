@@ -26,12 +26,12 @@ def curves(log: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], list[str]]:
                 # False stands for what is no finite number.
                 series["y"].append(is_number(entry[name]) and entry[name])
         bad = sum(value is False for value in series["y"])
+        entries = len(series["y"])
         if bad:
-            entries = len(series["y"])
             notes.append(f"{name} isn't a finite number in {bad} of {entries} entries.")
-        if bad < len(series["y"]):
+        if bad < entries:
             # One of so many, the last one among them.
-            step = -(-len(series["y"]) // MOST_POINTS)
+            step = -(-entries // MOST_POINTS)
             for axis in ("x", "y"):
                 series[axis] = series[axis][::-step][::-1]
             charts.setdefault(name.rpartition("/")[2], []).append(series)
