@@ -69,8 +69,8 @@ ENDED = re.compile(
 )
 KILLED = re.compile(r"EXIT STRING|slurmstepd: error|exited on signal")
 # How a further line of an error's message begins: by a space, or by a label if the first
-# line has no text, as in Chainer's InvalidType.
-FURTHER = re.compile(r" |(?!ChainerMN|Fatal )[A-Z][\w ]*: ")
+# line has no text, as in Chainer's InvalidType. Chainer's progress bar is none.
+FURTHER = re.compile(r" (?! *total +\[)|(?!ChainerMN|Fatal )[A-Z][\w ]*: ")
 TEXTLESS = re.compile(r"^[\w.]+: *$", re.MULTILINE)
 MESSAGE_CHARACTERS = 500  # as many as `chainermn launch` shows, on one line
 MOST_TRACEBACKS = 1000
