@@ -29,8 +29,14 @@ def test_inside_mpiexec_the_number_of_ranks_is_the_launchers():
 
 
 def test_in_a_launcher_of_another_mpi_one_line_says_so():
-    done = commands.chainermn(
-        *QUICK, OMPI_COMM_WORLD_RANK="0", OMPI_COMM_WORLD_SIZE="2"
+    # A child of this process may pass for one of a rank, since MPI may be loaded here.
+    shell = "sh", "-c", '"$@"; exit $?', ""
+    done = commands.run(
+        *shell,
+        *commands.MODULE,
+        *QUICK,
+        OMPI_COMM_WORLD_RANK="0",
+        OMPI_COMM_WORLD_SIZE="2",
     )
     assert done.returncode == 1
     assert "\nError: a launcher started this as rank 0 of 2" in done.stderr
@@ -48,7 +54,6 @@ def test_started_plainly_it_starts_ranks_and_shows_what_they_print(tmp_path):
     done = commands.chainermn(*QUICK, "-n", 2, "--plot", picture)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("2 ranks on 1 node")
-    assert "1 KiB" in done.stdout
     assert done.stdout.count("mean of gradients, flat") == 1
     assert done.stdout.count("plain MPI_Allreduce") == 1
     assert done.stdout.rstrip().endswith("All values were right.")
@@ -56,7 +61,7 @@ def test_started_plainly_it_starts_ranks_and_shows_what_they_print(tmp_path):
     assert "mpiexec" not in done.stderr
 
 
-def test_inside_mpiexec_it_measures_these_ranks(tmp_path):
+def test_inside_mpiexec_it_measures_these_ranks():
     words = commands.BIN / "mpiexec", "-n", 1, *commands.MODULE, *QUICK
     done = commands.run(*words, "--plot", "/nowhere/bench.png")
     assert done.stdout.startswith("1 rank on 1 node")
