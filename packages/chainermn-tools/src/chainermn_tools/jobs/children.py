@@ -28,7 +28,7 @@ REAP_SECONDS = 5.0
 # What the command line of a job's monitor has.
 MONITOR = "chainermn_comm.watchdog.monitor"
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal may interrupt the thread that has it
 _running: dict[int, subprocess.Popen[Any]] = {}
 _closed = False
 
@@ -73,7 +73,7 @@ def running(args: Sequence[str], **how: Any) -> Iterator[subprocess.Popen[Any]]:
 
 def _adopt_orphans(do_so: bool) -> None:
     """Let this process be the parent of its descendants' orphans, or let init be it again."""
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(do_so))
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, do_so)
 
 
 def kill_orphans(spared: Collection[int]) -> None:
@@ -138,19 +138,24 @@ def kill_children_on_exit() -> Iterator[None]:
 
     def leave(number: int) -> None:
         # On the way out, pools wait for their threads, and these for their programs.
-        for process in tuple(_running.values()):
-            process.kill()
+        _close(spared)
         sys.exit(128 + number)
 
     with handle_signals(leave):
         try:
             yield
         finally:
-            with _lock:
-                _closed = True
-            for process in tuple(_running.values()):
-                process.kill()
-                # Its children are this process's only then.
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(KILL_SECONDS)
-            kill_orphans(spared)
+            _close(spared)
+
+
+def _close(spared: Collection[int]) -> None:
+    """Start no more programs, and kill the running ones with all that they have started."""
+    global _closed
+    with _lock:
+        _closed = True
+    for process in tuple(_running.values()):
+        process.kill()
+        # Its children are this process's only then.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(KILL_SECONDS)
+    kill_orphans(spared)
