@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -69,6 +71,26 @@ def test_what_is_the_same_is_saved_once(naive, folder, background):
     more = 90_000  # a rank's random generators, as text
     assert once < sum(sizes) < once + more * naive.size
     assert max(sizes) < max(owned) + 320_000 + more  # no rank has both arrays
+
+
+@pytest.mark.sizes(2)
+def test_the_first_save_after_a_load_compares_each_array_once(
+    naive, folder, monkeypatch
+):
+    target = link(*range(100), naive.rank)
+    make_checkpointer(naive, folder).save(target)
+    resumed = make_checkpointer(naive, folder)
+    resumed.maybe_load(target)
+    sizes = []
+    checksum = zlib.crc32
+
+    def record(data, *start):
+        sizes.append(len(data))
+        return checksum(data, *start)
+
+    monkeypatch.setattr(zlib, "crc32", record)
+    resumed.save(target)
+    assert sizes.count(target.values.nbytes) == 1
 
 
 @pytest.mark.ci

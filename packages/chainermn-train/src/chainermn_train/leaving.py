@@ -47,7 +47,7 @@ def listen() -> None:
     global _process
     has_listened = _process is not None
     _process = os.getpid()
-    if threading.current_thread() is threading.main_thread():
+    if _is_main_thread():
         for number, late in SIGNALS.items():
             handler = signal.getsignal(number)
             was_ours = has_listened and handler is late
@@ -61,7 +61,7 @@ def stop_listening() -> None:
     _warned_at = None
     if _timer is not None:
         _timer.cancel()
-    if threading.current_thread() is threading.main_thread():
+    if _is_main_thread():
         for number, late in SIGNALS.items():
             if signal.getsignal(number) is _handle:
                 signal.signal(number, late)
@@ -127,6 +127,10 @@ def grace_seconds() -> float:
     return seconds(GRACE_VARIABLE, GRACE_SECONDS)
 
 
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
 def _handle(number: int, _: FrameType | None) -> None:
     global _warned_at, _timer
     now = time.monotonic()
@@ -143,7 +147,7 @@ def _handle(number: int, _: FrameType | None) -> None:
 
 def _end(number: int) -> None:
     """End this process, in its main thread as by this signal that nobody handles."""
-    if threading.current_thread() is threading.main_thread():
+    if _is_main_thread():
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -85,8 +85,8 @@ class Checkpoint:
     # The state of each rank that saved, without arrays that no other rank needs.
     states: list[State]
     own: int  # the index of the state that this rank loads, which has all its arrays
-    # The names of those of the arrays that had not the same bits on all ranks.
-    differing: Collection[str]
+    # The arrays that had the same bits on all ranks.
+    shared: State
 
 
 @dataclass(eq=False)
@@ -239,7 +239,7 @@ class CheckpointFolder:
             )
         states = [{**shared, **files[rank].own} for rank in range(size)]
         own = wanted[comm.rank]
-        return Checkpoint(number, states, own, files[own].own)
+        return Checkpoint(number, states, own, shared)
 
     def _read_file(self, number: SaveNumber, rank: int) -> RankFile:
         """Return the contents of a file (not collective).

@@ -28,7 +28,7 @@ from .atomic_file import new_file
 from .checked_file import RankFile, State, write_file, write_npz
 from .checkpoint_folder import OPERATION, CheckpointFolder, RunFiles, SaveNumber
 from .loading import RANDOM, load, restore, saved_state
-from .same_on_all import divide, names_alike
+from .same_on_all import by_size, divide, names_alike
 from .state_dict import require_serializable
 
 _DEFAULT_FOLDER = "result"  # the trainer's own default
@@ -73,7 +73,7 @@ class MultiNodeCheckpointer(Extension):
         }
         # A thread that calls no MPI. The interpreter waits for this thread before it ends.
         self._threads = ThreadPoolExecutor(1, "chainermn-checkpoint")
-        # Names of the arrays that were the same on all ranks at the last save.
+        # Names of the arrays that were the same on all ranks at the last save or load.
         self._alike: list[str] = []
         self._last = 0  # the iteration saved or loaded last
         # Functions that set the state with which training begins.
@@ -171,9 +171,9 @@ class MultiNodeCheckpointer(Extension):
                 files.name, number.text, identity, comm.rank, comm.size, shared, own
             ).arrays()
 
-        # Ranks expect that the same arrays as at the last save are equal again, and
-        # compare while the disk is busy. At the first save, and for the thread, they must
-        # compare before.
+        # Ranks expect that the same arrays as at the last save or load are equal again,
+        # and compare while the disk is busy. At the first save of a new run, and for the
+        # thread, they must compare before.
         if self.background or not self._alike:
             self._alike = names_alike(comm, state)
         with raise_together(comm.handshake, OPERATION):
@@ -335,9 +335,10 @@ class MultiNodeCheckpointer(Extension):
             trainer,
             found.states,
             found.own,
+            found.shared,
             optimizer,
-            found.differing,
         )
+        self._alike = by_size(found.shared)
         if not isinstance(trainer, Trainer):
             self._restore()
         self._last = found.number.iteration

@@ -79,9 +79,7 @@ def create_multi_node_checkpointer(
         path = os.fspath(path)
     cp_interval = require_integer("cp_interval", cp_interval, 1)
     gc_interval = require_integer("gc_interval", gc_interval, 1)
-    return MultiNodeCheckpointer(
-        name, comm, cp_interval, gc_interval, path, bool(background)
-    )
+    return MultiNodeCheckpointer(name, comm, cp_interval, gc_interval, path, background)
 
 
 create_multi_node_checkpoint = create_multi_node_checkpointer  # the manual's older name

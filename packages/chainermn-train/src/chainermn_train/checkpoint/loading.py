@@ -43,13 +43,13 @@ def load(
     target: Any,
     states: Sequence[State],
     own: int,
+    shared: State,
     optimizer: Any = None,
-    differing: Iterable[str] = (),
 ) -> list[Restorer]:
     """Load the state of the rank that had the number ``own`` (collective).
 
     ``states`` has the state of each rank that saved, without arrays that no other rank
-    needs, and ``differing`` the names of arrays that were not the same on all of them.
+    needs, and ``shared`` has the arrays that were the same on all of them.
     If the number of ranks has changed, rank 0 prints which state begins anew.
     Optimizers of the target, and ``optimizer``, needn't broadcast if their ranks have
     the same state now. When training begins, the caller passes the returned functions to
@@ -64,7 +64,7 @@ def load(
     sizes = f"saved by {len(states)} ranks, goes on with {comm.size}"
     with raise_together(comm.handshake, OPERATION):
         if not has_same_size:
-            _require_one_model(target, differing, sizes)
+            _require_one_model(target, state.keys() - shared, sizes)
         anew = _move_iterators(comm, target, states, own, state)
         if not has_same_size:
             anew = ["random numbers", *anew, *_drop_added_gradients(state)]

@@ -17,14 +17,18 @@ def names_alike(comm: CommunicatorBase, state: State) -> list[str]:
 
     The list is the same on all ranks, and begins with the largest array.
     """
-    names = comm.bcast_obj(sorted(state, key=lambda name: -state[name].nbytes))
+    names = comm.bcast_obj(by_size(state))
     if comm.size == 1:
         return list(names)
     rows = allgather_checked(
         comm, "checkpoint", lambda: [_checksum(state.get(name)) for name in names]
     )
-    columns = zip(names, zip(*rows, strict=True), strict=True)
-    return [name for name, checksums in columns if len(set(checksums)) == 1]
+    return [name for i, name in enumerate(names) if len({row[i] for row in rows}) == 1]
+
+
+def by_size(state: State) -> list[str]:
+    """Return the names of arrays, the largest array first, in one order for the same arrays."""
+    return sorted(state, key=lambda name: (-state[name].nbytes, name))
 
 
 def _checksum(array: np.ndarray | None) -> int | None:

@@ -141,7 +141,7 @@ class MultiNodeSnapshot(Extension):
         ]
         self._set = self._set_of[comm.rank]
         self._leads = sets[self._set][0] == comm.rank
-        self._autoload = bool(snapshot.autoload)
+        self._autoload = snapshot.autoload
         self._snapshot = copy.copy(snapshot)
         self._snapshot.autoload = False
         self._filename = snapshot.filename
@@ -251,7 +251,7 @@ class MultiNodeSnapshot(Extension):
                 )
         own = found.states[found.own]
         states = [own] * int(own[_RANKS])
-        restorers = load(comm, files.name, self._target(trainer), states, 0)
+        restorers = load(comm, files.name, self._target(trainer), states, 0, states[0])
         restore(comm, files.name, restorers)
 
 

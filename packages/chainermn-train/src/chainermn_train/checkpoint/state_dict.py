@@ -98,7 +98,8 @@ def load_state_dict(target: Any, state: State) -> list[Restorer]:
         raise StateError(
             f"the stored state has {sorted(unread)}, and there is no such thing here: it was "
             "taken of another model or optimizer. Make them as they were, or take the model "
-            "alone out of it, by `python -m chainermn_train.checkpoint`"
+            "alone out of each rank's file, by chainer.serializers.load_npz(file, model, "
+            "path='updater/model:main/', strict=False)"
         )
     return deserializer.restorers
 
