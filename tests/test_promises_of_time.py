@@ -7,13 +7,16 @@ machine does, they must hold. No other test asserts a time.
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
+import time
 
 import pytest
 
 from tests.chaos.faults import EACH
+from tests.chaos.monitors import hubs_port, monitors_on
 from tests.chaos.runs import HOSTS
 from tests.chaos.trials import CUT, MOST_SECONDS, Trials
-from tests.support.hosts.strangers import share_of_a_core
 from tests.support.hosts.virtual_hosts import Cluster, missing
 from tests.support.jobs.failing import (
     COMMUNICATOR,
@@ -100,6 +103,58 @@ Path(sys.argv[1]).touch()
 while comm.bcast_obj(not Path(sys.argv[2]).exists()):
     time.sleep(0.1)
 """
+
+
+BUSY_SECONDS = 20.0
+CONNECTIONS = 2000
+# Connects so often to a port, and says nothing.
+CONNECT = """
+import resource, socket, sys, time
+resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+address, port, count, seconds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+held, end = [], time.monotonic() + seconds
+print("begins", flush=True)
+for _ in range(count):
+    held.append(socket.create_connection((address, port), 5))
+time.sleep(max(0.0, end - time.monotonic()))
+"""
+MAKE_FILES = """
+import os, sys, time
+end = time.monotonic() + float(sys.argv[1])
+while time.monotonic() < end:
+    path = f"/dev/shm/somebody-elses-{os.getpid()}"
+    open(path, "w").close()
+    os.unlink(path)
+    time.sleep(0.005)
+"""
+
+
+def share_of_a_core(cluster: Cluster) -> float:
+    """What the busiest monitor takes beside strangers, as a part of one core's time."""
+    first, second = cluster.hosts
+    address = cluster.run(first, "hostname", "-I").split()[0]
+    words = address, f"{hubs_port(cluster)}", f"{CONNECTIONS}", f"{BUSY_SECONDS}"
+    connecting = subprocess.Popen(
+        [*cluster.on(second), sys.executable, "-c", CONNECT, *words],
+        stdout=subprocess.PIPE,
+    )
+    making = [
+        subprocess.Popen(
+            [*cluster.on(host), sys.executable, "-c", MAKE_FILES, f"{BUSY_SECONDS}"]
+        )
+        for host in cluster.hosts
+    ]
+    assert connecting.stdout is not None
+    connecting.stdout.readline()
+    monitors = monitors_on(cluster)
+    before = [sum(one.cpu_times()[:2]) for one in monitors]
+    begun = time.monotonic()
+    for process in (connecting, *making):
+        process.wait()
+    seconds = time.monotonic() - begun
+    connecting.stdout.close()
+    after = [sum(one.cpu_times()[:2]) for one in monitors]
+    return max(b - a for a, b in zip(before, after, strict=True)) / seconds
 
 
 @pytest.mark.full

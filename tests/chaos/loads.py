@@ -20,7 +20,7 @@ from pathlib import Path
 from mpi4py import MPI
 
 from chainermn_comm import create_communicator
-from tests.support.oracles.operations import OPERATIONS, bcast
+from tests.support.oracles import verbs
 from tests.support.worlds.models import check_mean
 
 # Of the calls, the first part: imports, caches and MPI's own buffers grow then.
@@ -45,9 +45,10 @@ def calls(choose: random.Random) -> Iterator[None]:
     while True:
         if choose.random() < 0.02:
             check_mean(comm, choose.choice((1, 2000, 70_000, 300_000)))
-        yield choose.choice(OPERATIONS)(
-            comm, choose.randrange(1, 300), choose.randrange(comm.size)
-        )
+        assert comm.allgather_obj(comm.rank) == [*range(comm.size)]
+        verb = choose.choice((*verbs.MOVES, verbs.allreduce))
+        dtype = choose.choice(verbs.INTEGERS)
+        yield verbs.check_one(comm, verb, [False] * comm.size, dtype, "C", None)
 
 
 def communicators(choose: random.Random) -> Iterator[None]:
@@ -59,7 +60,7 @@ def communicators(choose: random.Random) -> Iterator[None]:
                 check_mean(comm, choose.randrange(1, 2000))
                 with comm.split(comm.rank % 2, comm.rank) as part:
                     yield check_mean(part, choose.randrange(1, 2000))
-        bcast(keeper, 9, 0)
+        keeper.bcast(keeper.rank)
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import random
 import re
 import signal
@@ -12,10 +13,10 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-from tests.support.hosts.strangers import hubs_port, monitors_on
 from tests.support.hosts.virtual_hosts import Cluster
 from tests.support.jobs import runner
 from tests.support.jobs.processes import soon
+from tests.support.watchdog.records import is_monitor
 
 # How long a monitor or a link is disturbed, at most, which is more than these limits.
 DISTURBED_SECONDS = 5.0
@@ -116,3 +117,31 @@ def disturbed(cluster: Cluster, folder: Path, seed: int) -> tuple[str, list[str]
     if not soon(lambda: not cluster.processes()):
         return f"it left {cluster.processes()}", disturbance.done
     return "", disturbance.done
+
+
+def monitors_on(cluster: Cluster) -> list[psutil.Process]:
+    """The monitors there, but for those for whose start a rank waits."""
+    found = []
+    for one in cluster.processes():
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if is_monitor(one.cmdline()) and os.getsid(one.pid) == one.pid:
+                found.append(one)
+    return found
+
+
+def inner_pid(pid: int) -> int:
+    """A process's number in its own namespace."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("NSpid:"):
+            return int(line.split()[-1])
+    return pid
+
+
+def hubs_port(cluster: Cluster) -> int:
+    """Where the hub on the first host listens; 1 if nowhere."""
+    # `ss` knows them by their numbers in the host's own namespace.
+    pids = {inner_pid(one.pid) for one in monitors_on(cluster)}
+    for line in cluster.run(cluster.hosts[0], "ss", "-Htlnp").splitlines():
+        if pids & set(map(int, re.findall(r"pid=(\d+)", line))):
+            return int(line.split()[3].rpartition(":")[2])
+    return 1

@@ -31,7 +31,7 @@ from chainermn_train import (
     scatter_dataset,
 )
 from tests.chaos.faults import Plan
-from tests.support.training.stateful import Model, digest
+from tests.support.training.checkpoints import Model, digest
 
 INTERVAL = 3  # iterations between saves
 EXAMPLES = 40

@@ -12,7 +12,6 @@ from chainermn_comm import PeerError, RankMismatchError
 from chainermn_comm.errors import raise_together, rank_list
 from tests.support.oracles.raised import (
     Batch,
-    caught_with,
     freed_at_once,
     raises_on_all,
 )
@@ -27,6 +26,14 @@ def save(
     with raise_together(handshake, "save"):
         if is_wrong:
             raise make()
+
+
+def caught_with(batch):
+    """An error whose traceback refers to the batch."""
+    try:
+        raise ValueError("planted")
+    except ValueError as error:
+        return error
 
 
 @pytest.mark.world

@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.jobs.examples import IMAGENET, SECONDS, log_of, train
-from tests.support.jobs.killing import kill_when
+from tests.support.jobs.examples import IMAGENET, SECONDS, kill_when, log_of, train
 from tests.support.jobs.runner import Job
 from tests.support.jobs.scripts import imported
 from tests.support.plugins.pairwise import in_full

@@ -10,13 +10,13 @@ from PIL import Image
 from tests.support.jobs.examples import (
     MNIST,
     SECONDS,
+    kill_when,
     log_of,
     same_bits,
     shapes,
     train,
     train_here,
 )
-from tests.support.jobs.killing import kill_when
 from tests.support.jobs.runner import Job, run
 
 SMALL = ("--unit", "60", "--epoch", "3", "--batchsize", "20")

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from tests.support.doubles import cupy_double, gpus
-from tests.support.doubles.kernel_double import WIRE_DTYPES
+from tests.support.doubles.device_double import WIRE_DTYPES
 
 pytestmark = [
     pytest.mark.full,

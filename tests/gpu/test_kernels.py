@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from chainermn_comm.gpu import kernels
 from tests.support.doubles import gpus
-from tests.support.doubles.kernel_double import WIRE_DTYPES, cast, run_kernel
+from tests.support.doubles.device_double import WIRE_DTYPES, cast, run_kernel
 
 COMPILER_SECONDS = 600
 FLOATS = ("f2", "f4", "f8")

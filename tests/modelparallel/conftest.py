@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tests.support.training.compared import all_compared as all_compared
+from tests.support.training.trainers import all_compared as all_compared
 from tests.support.worlds.third_party import PlainCommunicator
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.jobs.commands import BIN, run
 from tests.support.jobs.scripts import ROOT
-from tests.support.tools.explained import explained, rules_of
+from tests.support.tools.jobs import explained, rules_of
 
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 # By the heading above each.

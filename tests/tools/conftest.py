@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.tools.doctor import Machine
-from tests.support.tools.programs import let_programs_start
+from tests.support.tools.doctor import Machine, let_programs_start
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import sys
 from types import SimpleNamespace
 
 from chainermn_tools.environment import machine
-from tests.support.jobs.files import write
+from tests.support.jobs.commands import write
 
 
 def limit(monkeypatch, membership, root):

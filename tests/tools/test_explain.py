@@ -15,7 +15,7 @@ from chainermn_tools import explain
 from chainermn_tools.explain import ErrorRule, Kind
 from tests.support.jobs import commands
 from tests.support.jobs.scripts import ROOT
-from tests.support.tools.explained import explained, findings_in
+from tests.support.tools.jobs import explained, findings_in
 
 RULES = explain.load_rules()
 LOGS = tomllib.loads(Path(__file__).with_name("explained.toml").read_text())

@@ -13,7 +13,7 @@ import pytest
 from tests.chaos.faults import KINDS
 from tests.chaos.logs import CASES, FOLDER, JOBS
 from tests.support.jobs import commands
-from tests.support.tools.explained import verdict_on
+from tests.support.tools.jobs import verdict_on
 
 # Which rank failed and how, and the next step. The second of three ranks is planted to fail.
 DISAGREE = ("rank 1.*ranks disagree on ", "look for an `if comm.rank`")

@@ -17,7 +17,7 @@ from tests.support.jobs import commands
 from tests.support.jobs.processes import is_gone, soon
 from tests.support.jobs.runner import on_open_mpi
 from tests.support.jobs.scripts import ROOT
-from tests.support.tools.explained import verdict_on
+from tests.support.tools.jobs import verdict_on
 
 full = pytest.mark.full
 STAGES = str(ROOT / "scripts" / "stages")  # a script of bash's

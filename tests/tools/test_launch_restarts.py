@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from chainermn_tools.launch import restarts
-from tests.support.tools.launched import Event, JobOutput
+from tests.support.tools.jobs import Event, JobOutput
 
 LAUNCHER = {"vendor": "MPICH"}
 KNOWN = {"alpha": 2, "beta": 2, "gamma": 1}

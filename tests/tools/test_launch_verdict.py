@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from chainermn_tools.launch import verdict
-from tests.support.tools.explained import verdict_on
-from tests.support.tools.launched import Event, JobOutput, find_lost
+from tests.support.tools.jobs import Event, JobOutput, find_lost, verdict_on
 
 JOBS = tomllib.loads(Path(__file__).with_name("verdicts.toml").read_text())
 STARTED = [Event(r, "started", {"pid": 100 + r, "host": f"h{r}"}) for r in range(2)]

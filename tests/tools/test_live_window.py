@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from chainermn_tools.live import window
-from tests.support.watchdog.watched_ranks import (
+from tests.support.watchdog.records import (
     ENDED,
     GONE,
     STOPPED,

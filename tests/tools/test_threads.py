@@ -8,7 +8,7 @@ import pytest
 import _chainermn_limits
 from _chainermn_limits import THREAD_VARIABLES
 from chainermn_tools import threads
-from tests.support.jobs.files import write
+from tests.support.jobs.commands import write
 
 SLURMS = ("SLURM_CPUS_ON_NODE", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID")
 

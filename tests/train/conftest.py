@@ -11,8 +11,8 @@ import pytest
 
 from chainermn_comm import CommunicatorBase, create_communicator
 from chainermn_train import create_multi_node_optimizer
-from tests.support.training.compared import all_compared as all_compared
-from tests.support.training.linear import ScaledMean
+from tests.support.training.small_models import ScaledMean
+from tests.support.training.trainers import all_compared as all_compared
 from tests.support.training.trainers import trainer_over
 from tests.support.worlds.third_party import PlainCommunicator
 from tests.support.worlds.topologies import on_nodes

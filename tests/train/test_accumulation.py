@@ -11,7 +11,7 @@ import pytest
 
 from chainermn_train import create_multi_node_optimizer
 from chainermn_train.optimizers import accumulation
-from tests.support.training.stale import TanhNet, batch_of
+from tests.support.training.small_models import TanhNet, batch_of
 from tests.support.training.trainers import assert_near, load_state, state_of
 
 pytestmark = pytest.mark.world

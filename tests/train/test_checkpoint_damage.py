@@ -9,7 +9,7 @@ import chainer
 import numpy as np
 import pytest
 
-from tests.support.oracles.pickles import Awkward
+from tests.support.oracles.raised import Awkward
 from tests.support.training.checkpoints import (
     contents,
     files,

@@ -11,7 +11,7 @@ from chainer.training import extensions
 from chainermn_comm import PeerError, RankMismatchError
 from chainermn_train import create_multi_node_evaluator
 from chainermn_train.collective_errors import allgather_checked, bcast_checked
-from tests.support.training.linear import Model, X, sgd
+from tests.support.training.small_models import Model, X, sgd
 
 pytestmark = pytest.mark.world
 

@@ -22,7 +22,7 @@ from chainermn_train import (
     scatter_index,
     share_dataset,
 )
-from tests.support.oracles.pickles import Awkward
+from tests.support.oracles.raised import Awkward
 
 pytestmark = pytest.mark.world
 

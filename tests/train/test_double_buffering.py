@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import threading
 import weakref
@@ -11,13 +12,12 @@ import numpy as np
 import pytest
 
 from chainermn_comm import RankMismatchError
-from tests.support.training.stale import (
+from tests.support.training.small_models import (
     WIDTH,
     TanhNet,
     batch_of,
     buffered,
     hooked_adam,
-    stale_loop,
 )
 from tests.support.training.trainers import parameter_bits, state_of
 from tests.support.worlds.third_party import WatchedCommunicator
@@ -27,6 +27,21 @@ pytestmark = pytest.mark.world
 
 def plain_sgd(model):
     return chainer.optimizers.SGD(1.0).setup(model)
+
+
+def stale_loop(comm, model, optimizer, batches):
+    """What double buffering must equal: each step uses the mean gradients of the step before."""
+    before = None
+    for x in batches:
+        model.cleargrads()
+        model(x).backward()
+        comm.multi_node_mean_grad(model, True)
+        now = {name: copy.copy(param.grad) for name, param in model.namedparams()}
+        if before is not None:
+            for name, param in model.namedparams():
+                param.grad = before[name]
+            optimizer.update()
+        before = now
 
 
 # The sequence of parameters.

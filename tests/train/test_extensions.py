@@ -17,7 +17,7 @@ from chainermn_train import (
     create_synchronized_iterator,
     extensions,
 )
-from tests.support.training.linear import ScaledMean
+from tests.support.training.small_models import ScaledMean
 
 pytestmark = pytest.mark.world
 

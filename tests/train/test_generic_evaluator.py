@@ -11,9 +11,9 @@ from chainer.iterators import SerialIterator
 
 from chainermn_comm import PeerError, RankMismatchError
 from chainermn_train.extensions import GenericMultiNodeEvaluator
-from tests.support.oracles.alike import alike
-from tests.support.oracles.pickles import Awkward
-from tests.support.training.linear import ScaledMean
+from tests.support.oracles.raised import Awkward
+from tests.support.oracles.samples import alike
+from tests.support.training.small_models import ScaledMean
 
 pytestmark = pytest.mark.world
 

@@ -20,8 +20,8 @@ from chainermn_train import (
     create_multi_node_iterator,
     create_synchronized_iterator,
 )
-from tests.support.oracles.alike import alike
-from tests.support.oracles.pickles import Awkward
+from tests.support.oracles.raised import Awkward
+from tests.support.oracles.samples import alike
 from tests.support.training.iterators import every_kind, processes, serial
 
 pytestmark = [pytest.mark.world, pytest.mark.usefixtures("forkserver")]

@@ -13,7 +13,7 @@ from chainermn_comm import PeerError, RankMismatchError
 from chainermn_train import join
 from tests.support.plugins.pairwise import pairwise
 from tests.support.training.exchanges import HIERARCHICAL, KINDS, exchanging
-from tests.support.training.linear import Model, bad_batch, update
+from tests.support.training.small_models import Model, bad_batch, update
 from tests.support.training.trainers import assert_near, same_everywhere
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4)]

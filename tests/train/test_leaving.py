@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from chainermn_train import leaving
-from tests.support.doubles.simulated_time import SimulatedTime
 from tests.support.jobs import runner
+from tests.support.training.trainers import SimulatedTime
 
 TRAIN = """
 import os, signal, sys, time

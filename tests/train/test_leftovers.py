@@ -12,7 +12,7 @@ import pytest
 from tests.support.jobs import runner
 from tests.support.plugins.pairwise import pairwise
 from tests.support.training.exchanges import KINDS, exchanging
-from tests.support.training.linear import Model, update
+from tests.support.training.small_models import Model, update
 
 WARNING = "gradients are left that no step has used"
 ALL_WARNINGS = pytest.mark.filterwarnings("always")
@@ -64,7 +64,7 @@ TRAINS = """
 import chainer, numpy as np, sys
 from chainermn_comm import create_communicator
 from chainermn_train import create_multi_node_optimizer
-from tests.support.training.linear import Model, X
+from tests.support.training.small_models import Model, X
 
 def train():
     comm = create_communicator("naive")
@@ -113,7 +113,7 @@ def held():
 before = held()
 import chainermn
 from chainermn import functions, links
-from tests.support.training.linear import Model, X
+from tests.support.training.small_models import Model, X
 
 comm = chainermn.create_communicator("naive")
 KINDS = {"double_buffering": True}, {"overlap": True}, {"accumulate_steps": 2}

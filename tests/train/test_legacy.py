@@ -14,7 +14,7 @@ import pytest
 from chainermn.optimizers import _MultiNodeOptimizer
 
 from chainermn_comm import PeerError
-from tests.support.training.linear import Model, bad_batch
+from tests.support.training.small_models import Model, bad_batch
 from tests.support.training.trainers import (
     assert_near,
     load_state,

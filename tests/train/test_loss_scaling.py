@@ -12,8 +12,7 @@ from chainermn_comm import RankMismatchError
 from chainermn_train import create_multi_node_optimizer
 from tests.support.doubles.synchronizations import written_down
 from tests.support.training.exchanges import KINDS, exchanging
-from tests.support.training.linear import Model, update
-from tests.support.training.stale import TanhNet, batch_of
+from tests.support.training.small_models import Model, TanhNet, batch_of, update
 from tests.support.training.trainers import load_state, parameter_bits, state_of
 
 pytestmark = [

@@ -10,7 +10,7 @@ import pytest
 
 from chainermn_comm import PeerError
 from chainermn_train.extensions import ObservationAggregator
-from tests.support.oracles.alike import alike
+from tests.support.oracles.samples import alike
 
 pytestmark = pytest.mark.world
 

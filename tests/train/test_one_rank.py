@@ -9,7 +9,7 @@ from chainer.training import extensions
 
 from chainermn_train import create_multi_node_evaluator
 from chainermn_train.extensions import AllreducePersistent, on_rank
-from tests.support.training.linear import ScaledMean
+from tests.support.training.small_models import ScaledMean
 
 pytestmark = pytest.mark.world
 

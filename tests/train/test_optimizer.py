@@ -14,7 +14,7 @@ from chainer.optimizers import SGD
 
 from chainermn_comm import PeerError
 from chainermn_train import create_multi_node_optimizer, join
-from tests.support.training.linear import Model, X, bad_batch, sgd, update
+from tests.support.training.small_models import Model, X, bad_batch, sgd, update
 from tests.support.training.trainers import same_everywhere
 from tests.support.watchdog.records import recorded_progress
 

@@ -13,7 +13,7 @@ import pytest
 
 from chainermn_comm import RankMismatchError
 from chainermn_train import create_multi_node_optimizer
-from tests.support.training.linear import Model, X, bad_batch, sgd, update
+from tests.support.training.small_models import Model, X, bad_batch, sgd, update
 from tests.support.training.trainers import same_everywhere
 
 pytestmark = pytest.mark.world

@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 from chainermn_train import create_multi_node_optimizer
-from tests.support.training.stale import BATCH, TanhNet, batch_of, buffered, hooked_adam
+from tests.support.training.small_models import (
+    BATCH,
+    TanhNet,
+    batch_of,
+    buffered,
+    hooked_adam,
+)
 from tests.support.training.trainers import (
     load_state,
     state_of,

@@ -13,13 +13,15 @@ import pytest
 
 from chainermn_comm import PeerError, RankMismatchError
 from chainermn_train import create_multi_node_optimizer
-from tests.support.doubles.gpu_streams import parameters_on_gpus
-from tests.support.training.marks import PlantedError, marked, raise_planted
 from tests.support.training.overlapped import (
     WIDTH,
     Deep,
+    PlantedError,
     Twins,
     batch,
+    marked,
+    parameters_on_gpus,
+    raise_planted,
     sending,
 )
 from tests.support.training.overlapped import small_buckets as small_buckets

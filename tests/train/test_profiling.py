@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from chainermn_train import profiling
-from tests.support.doubles.simulated_time import SimulatedTime
+from tests.support.training.trainers import SimulatedTime
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from chainermn_train import (
     create_multi_node_optimizer,
     multi_node_snapshot,
 )
-from tests.support.oracles.alike import alike
+from tests.support.oracles.samples import alike
 from tests.support.plugins.pairwise import pairwise, tiered
 from tests.support.training.checkpoints import files, run_until
 from tests.support.training.trainers import (

@@ -7,13 +7,16 @@ import copy
 import gc
 import io
 import itertools
+import multiprocessing
 import os
 import pickle
 import tempfile
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+from chainer.dataset import DatasetMixin
 from chainer.datasets import (
     ConcatenatedDataset,
     DictDataset,
@@ -23,8 +26,7 @@ from chainer.datasets import (
 
 from chainermn_comm import PeerError, create_communicator
 from chainermn_train import scatter_dataset, scatter_index, share_dataset
-from tests.support.oracles.alike import alike
-from tests.support.oracles.mapped import Reporting, lies_in
+from tests.support.oracles.samples import alike
 from tests.support.training.iterators import processes
 
 pytestmark = pytest.mark.world
@@ -59,6 +61,38 @@ def arrives(comm, whole, shuffle=False, root=0):
         order = np.random.RandomState(5).permutation(len(whole))
     part = scatter_dataset(whole, comm, root, shuffle, 5)
     return right(comm, part, whole, order)
+
+
+def lies_in(array: np.ndarray) -> tuple[str, str] | None:
+    """Device and number of the file that the array is mapped from; number "0" if none."""
+    address = array.__array_interface__["data"][0]
+    with open("/proc/self/maps") as file:
+        for line in file:
+            place, _, _, device, inode, *_ = line.split()
+            begin, end = (int(each, 16) for each in place.split("-"))
+            if begin <= address < end:
+                return device, inode
+    return None
+
+
+class Reporting(DatasetMixin):
+    """Says beside each example which process made it, and which file it lies in there.
+
+    What a worker process writes to the example afterwards is in nobody else's.
+    """
+
+    def __init__(self, part: Any) -> None:
+        self.part = part
+
+    def __len__(self) -> int:
+        return len(self.part)
+
+    def get_example(self, i: int) -> tuple[np.ndarray, int, Any]:
+        example = self.part[i]
+        found = example.copy(), os.getpid(), lies_in(example)
+        if multiprocessing.parent_process() is not None:
+            example[...] = -1
+        return found
 
 
 @pytest.mark.parametrize("kind", KINDS)

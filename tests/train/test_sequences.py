@@ -10,7 +10,7 @@ import pytest
 from chainermn_comm import PeerError
 from tests.support.plugins.pairwise import pairwise
 from tests.support.training.exchanges import KINDS, exchanging
-from tests.support.training.linear import Model, update
+from tests.support.training.small_models import Model, update
 from tests.support.training.trainers import same_everywhere
 from tests.train.optimizer_machine.oracle import DRIFTS
 from tests.train.optimizer_machine.trainee import ALL, IN_LOSS, IN_STEP, Config

@@ -10,7 +10,7 @@ import pytest
 
 from chainermn_comm import RankMismatchError
 from tests.support.training.exchanges import KINDS, exchanging, states
-from tests.support.training.linear import Model, update
+from tests.support.training.small_models import Model, update
 from tests.support.training.trainers import parameter_bits, same_everywhere
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4)]

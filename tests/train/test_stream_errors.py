@@ -11,8 +11,12 @@ from chainermn_comm import CommunicationError, PeerError, create_communicator
 from chainermn_train import create_multi_node_optimizer
 from tests.support.doubles.cupy_double import Gpu, installed
 from tests.support.doubles.device_double import ILLEGAL_ADDRESS
-from tests.support.doubles.gpu_streams import Streams, all_arrays_on_one_gpu
-from tests.support.training.overlapped import Deep, batch
+from tests.support.training.overlapped import (
+    Deep,
+    Streams,
+    all_arrays_on_one_gpu,
+    batch,
+)
 from tests.support.training.overlapped import small_buckets as small_buckets
 from tests.support.training.trainers import same_everywhere
 

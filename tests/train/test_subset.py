@@ -17,7 +17,7 @@ from chainer.datasets import (
 )
 
 from chainermn_train.datasets import subset
-from tests.support.oracles.alike import alike
+from tests.support.oracles.samples import alike
 
 N = 40
 

@@ -9,10 +9,10 @@ import pytest
 from chainermn_comm import PeerError
 from chainermn_train import DistributedOrderSampler
 from chainermn_train.extensions import ThroughputReport
-from tests.support.doubles.simulated_time import SimulatedCommunicator, SimulatedTime
 from tests.support.training.iterators import serial, threads
-from tests.support.training.linear import ScaledMean
-from tests.support.training.trainers import logged
+from tests.support.training.small_models import ScaledMean
+from tests.support.training.trainers import SimulatedTime, logged
+from tests.support.worlds.third_party import PlainCommunicator
 
 pytestmark = pytest.mark.world
 
@@ -36,6 +36,24 @@ class Model(ScaledMean):
     def __call__(self, x):
         self.before()
         return super().__call__(x)
+
+
+class SimulatedCommunicator(PlainCommunicator):
+    """A handshake ends when the last rank has come to it; a mean of gradients takes long."""
+
+    def __init__(self, mpi, time, seconds):
+        super().__init__(mpi)
+        self.time = time
+        self.seconds = seconds
+
+    def handshake(self, *arguments, **options):
+        payloads = super().handshake(*arguments, **options)
+        self.time.now = max(self.mpi.allgather(self.time.now))
+        return payloads
+
+    def multi_node_mean_grad(self, model, zero_fill=False):
+        super().multi_node_mean_grad(model, zero_fill)
+        self.time.sleep(self.seconds)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from chainermn_train.optimizers import tracked_backward
-from tests.support.training.marks import marked
+from tests.support.training.overlapped import marked
 
 WIDTH = 4
 X = np.arange(2 * WIDTH, dtype="f4").reshape(2, WIDTH) / 10

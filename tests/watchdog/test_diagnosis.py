@@ -9,7 +9,7 @@ from dataclasses import asdict
 import pytest
 
 from chainermn_comm.watchdog.diagnosis import WaitGraph, rank_from_json
-from tests.support.watchdog.watched_ranks import (
+from tests.support.watchdog.records import (
     ENDED,
     GONE,
     PART,

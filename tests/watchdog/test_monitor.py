@@ -15,7 +15,7 @@ import pytest
 from chainermn_comm.watchdog.monitor import monitor
 from tests.support.jobs import runner
 from tests.support.jobs.processes import is_gone
-from tests.support.tools.explained import verdict_on
+from tests.support.tools.jobs import verdict_on
 from tests.support.watchdog import events
 from tests.support.watchdog.monitors import (
     address_of,
@@ -24,8 +24,7 @@ from tests.support.watchdog.monitors import (
     made_monitor,
     seen_as_user,
 )
-from tests.support.watchdog.records import clock, description, monitored, record
-from tests.support.watchdog.watched_ranks import job_of
+from tests.support.watchdog.records import clock, description, job_of, monitored, record
 
 COMMUNICATOR = 1
 # Another rank, which has a child and has ended, or is in no call: after one or before

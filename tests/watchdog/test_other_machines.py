@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from tests.support.watchdog.links import Links, impatient
+from tests.support.watchdog.monitors import Links, impatient
 
 
 @pytest.fixture

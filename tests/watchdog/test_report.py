@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from chainermn_comm.watchdog.report import normalize_stacks, report, warning
-from tests.support.watchdog.watched_ranks import (
+from tests.support.watchdog.records import (
     ENDED,
     PART,
     Timeout,

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.jobs import runner
 from tests.support.jobs.processes import soon
-from tests.support.tools.explained import verdict_on
+from tests.support.tools.jobs import verdict_on
 from tests.support.watchdog import events
 from tests.support.watchdog.records import monitors_of
 

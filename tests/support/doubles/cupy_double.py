@@ -21,6 +21,7 @@ from mpi4py import MPI
 from chainermn_comm.gpu import devices
 from tests.support.doubles.device_double import (
     MEMORY_BYTES,
+    WIRE_DTYPES,
     Allocation,
     CUDARuntimeError,
     Event,
@@ -28,8 +29,8 @@ from tests.support.doubles.device_double import (
     Stream,
     allocate_pinned,
     current_stream,
+    run_kernel,
 )
-from tests.support.doubles.kernel_double import WIRE_DTYPES, run_kernel
 from tests.support.doubles.nccl_double import make_nccl
 
 

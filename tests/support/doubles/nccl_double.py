@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
-from tests.support.doubles.kernel_double import from_bfloat16, to_bfloat16
+from tests.support.doubles.device_double import from_bfloat16, to_bfloat16
 
 if TYPE_CHECKING:
     from tests.support.doubles.cupy_double import Gpu

@@ -72,10 +72,15 @@ def invoke(
     )
 
 
-def program(path: Path, text: str) -> Path:
-    """A program that stands in for another one on PATH."""
+def write(path: Path, text: str) -> None:
+    """Write a file, and make the folders that it takes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
+
+
+def program(path: Path, text: str) -> Path:
+    """A program that stands in for another one on PATH."""
+    write(path, text)
     path.chmod(0o755)
     return path
 

@@ -1,4 +1,4 @@
-"""The examples: run as a job, or by all ranks of this world; and what they leave behind."""
+"""The examples: run as a job, by all ranks of this world, or killed; and what they leave behind."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import contextlib
 import io
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
+import psutil  # type: ignore[import-untyped]
 
 from tests.support.jobs.runner import Job, run
 from tests.support.jobs.scripts import ROOT, imported
@@ -84,3 +86,42 @@ def shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Of each array of a saved model."""
     with np.load(path) as file:
         return {name: file[name].shape for name in file.files}
+
+
+def kill_when(
+    condition: Callable[[], object],
+    script: Path,
+    *arguments: object,
+    cwd: Path,
+    seconds: float,
+) -> None:
+    """Kill the last of two ranks as soon as the condition holds, and wait for the job's end.
+
+    Raises:
+        AssertionError: the job ended before that, or `seconds` were over.
+    """
+    killed: list[psutil.Process] = []
+
+    def kill(launcher: int, _: object) -> None:
+        if not killed and condition():
+            ranks = _ranks(launcher, script)
+            assert len(ranks) == 2
+            ranks[-1].kill()
+            killed.extend(ranks)
+
+    job = run(2, script, *arguments, cwd=cwd, seconds=seconds, meanwhile=kill)
+    for process in killed:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    assert killed, job
+    assert job.returncode is not None, job
+
+
+def _ranks(launcher: int, script: Path) -> list[psutil.Process]:
+    """The ranks under the launcher, and not what they started themselves."""
+    found = []
+    for one in psutil.Process(launcher).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # what a rank started may end
+            if one.cmdline()[1:2] == [str(script)]:
+                found.append(one)
+    return found

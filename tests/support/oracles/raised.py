@@ -1,4 +1,4 @@
-"""What calls raise where one rank is wrong, and that errors keep nothing once handled."""
+"""What fails on one rank, what all raise then, and that errors keep nothing once handled."""
 
 from __future__ import annotations
 
@@ -27,14 +27,6 @@ class Batch:
     """Something large that a frame refers to."""
 
 
-def caught_with(batch):
-    """An error whose traceback refers to the batch."""
-    try:
-        raise ValueError("planted")
-    except ValueError as error:
-        return error
-
-
 @contextmanager
 def freed_at_once(thing):
     """What is raised within keeps the thing no longer than it is handled."""
@@ -47,3 +39,19 @@ def freed_at_once(thing):
         assert there() is None
     finally:
         gc.enable()
+
+
+class Awkward:
+    """Cannot be pickled ("there"), or not be unpickled ("here")."""
+
+    def __init__(self, where: str = "here") -> None:
+        self.where = where
+
+    def __reduce__(self) -> Any:
+        if self.where == "there":
+            raise ValueError("does not travel")
+        return fail_to_load, ()
+
+
+def fail_to_load() -> None:
+    raise ValueError("does not arrive")

@@ -1,6 +1,8 @@
-"""Arrays that every rank can compute for every rank, in every dtype and memory layout."""
+"""Arrays that every rank can compute for every rank, and what makes two values the same."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
@@ -38,3 +40,20 @@ def same(actual: np.ndarray, expected: np.ndarray) -> None:
     assert actual.dtype == expected.dtype
     assert actual.shape == expected.shape
     np.testing.assert_array_equal(actual, expected)
+
+
+def alike(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, (tuple, list)):
+        return len(one) == len(other) and all(map(alike, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(
+            alike(one[key], other[key]) for key in one
+        )
+    if isinstance(one, np.ndarray):
+        bits = np.ndarray.tolist if one.dtype == object else np.ndarray.tobytes
+        return (one.dtype, one.shape) == (other.dtype, other.shape) and bits(
+            one
+        ) == bits(other)
+    return bool(one == other)

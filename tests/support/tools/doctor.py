@@ -125,6 +125,11 @@ def steps(
     return kept if last is None else {**found, end: last}
 
 
+def let_programs_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start programs as usual; afterwards too, even if a command ends in between."""
+    monkeypatch.setattr(children, "_closed", False)
+
+
 class Machine:
     """A machine as the doctor finds it, where faults are planted."""
 
@@ -187,7 +192,7 @@ class Machine:
             for name in ("LOCAL", "RANKS", "HOSTS"):
                 patch.setattr(doctor, name, content(getattr(doctor, name), planted))
             patch.setattr(Context, "facts", FACTS)
-            patch.setattr(children, "_closed", False)  # and again afterwards
+            let_programs_start(patch)
             return CliRunner().invoke(command, list(map(str, arguments)))
 
 

@@ -1,24 +1,51 @@
-"""What the tests of checkpoints share: a trainer with state everywhere, links, and files."""
+"""Checkpoints: a trainer with state everywhere, a digest of it, links, and files."""
 
 from __future__ import annotations
 
+import hashlib
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import chainer
+import chainer.links as L
 import numpy as np
 import pytest
 from chainer import training
+from chainer.training import extensions
 
-from chainermn_train import create_multi_node_checkpointer
-from tests.support.training import stateful
+from chainermn_train import create_multi_node_checkpointer, create_multi_node_optimizer
+from chainermn_train.checkpoint.state_dict import state_dict
 
 
-def noisy(seed: int) -> stateful.Model:
+class Model(chainer.Chain):
+    """Its loss draws from NumPy's generator and from Python's."""
+
+    def __init__(self, inputs: int | None = None) -> None:
+        super().__init__()
+        with self.init_scope():
+            self.hidden = L.Linear(inputs, 8)
+            self.norm = L.BatchNormalization(8)
+            self.out = L.Linear(8, 1)
+
+    def forward(self, x, y):
+        h = chainer.functions.dropout(self.norm(self.hidden(x)), 0.3)
+        loss = chainer.functions.mean_squared_error(self.out(h), y) * (
+            1 + random.random()
+        )
+        chainer.report({"loss": loss}, self)
+        return loss
+
+
+def shuffled(dataset):
+    return chainer.iterators.SerialIterator(dataset, 4)
+
+
+def noisy(seed: int) -> Model:
     """A model whose weights differ by the seed; its loss draws from two generators."""
     np.random.seed(seed)
-    return stateful.Model(4)
+    return Model(4)
 
 
 def make_checkpointer(comm, path: Path | None = None, **options: Any) -> Any:
@@ -26,11 +53,25 @@ def make_checkpointer(comm, path: Path | None = None, **options: Any) -> Any:
 
 
 def make_trainer(
-    comm, out, stop=8, seed=None, every=2, iterate=stateful.shuffled, **options: Any
-) -> tuple[Any, stateful.Model, Any]:
-    """A trainer, its model, and its checkpointer, which saves `every` iterations; 0: never."""
-    model = noisy(comm.rank if seed is None else seed)
-    trainer = stateful.make_trainer(comm, out, stop, model, iterate)
+    comm, out, stop=8, seed=None, every=2, iterate=shuffled, **options: Any
+) -> tuple[Any, Model, Any]:
+    """A trainer, its model, and its checkpointer, which saves `every` iterations; 0: never.
+
+    It trains on this rank's examples, with state in every place that has one.
+    """
+    if seed is None:
+        seed = comm.rank
+    model = noisy(seed)
+    random.seed(comm.rank)
+    np.random.seed(comm.rank)
+    x = np.random.uniform(size=(10, 4)).astype("f4")
+    dataset = chainer.datasets.TupleDataset(x, x.sum(axis=1, keepdims=True))
+    optimizer = create_multi_node_optimizer(chainer.optimizers.Adam(), comm)
+    updater = training.StandardUpdater(iterate(dataset), optimizer.setup(model))
+    trainer = training.Trainer(updater, (stop, "iteration"), out=str(out))
+    trainer.extend(extensions.ExponentialShift("alpha", 0.9), trigger=(2, "iteration"))
+    if comm.rank == 0:
+        trainer.extend(extensions.LogReport(trigger=(4, "iteration")))
     checkpointer = make_checkpointer(comm, **options)
     if every:
         trainer.extend(checkpointer, trigger=(every, "iteration"))
@@ -113,3 +154,15 @@ def save_and_flush(checkpointer, iteration: int, value: float | None = None) -> 
     value = iteration if value is None else value
     checkpointer.save(link(value, value), iteration)
     checkpointer.flush()
+
+
+def digest(updater) -> str:
+    """Of parameters, statistics, the optimizer's and the iterator's state, and generators."""
+    state = {
+        **state_dict(updater),
+        "random": np.array([random.random(), np.random.uniform()]),
+    }
+    found = hashlib.sha256()
+    for name, array in sorted(state.items()):
+        found.update(f"{name} {array.dtype} {array.shape}".encode() + array.tobytes())
+    return found.hexdigest()

@@ -1,10 +1,13 @@
-"""What tests of gradients that leave during backward share: large models, twins, what has left."""
+"""Gradients that leave during backward: models, twins, what has left, and marks in a backward."""
 
 from __future__ import annotations
 
 import contextlib
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import chainer
 import chainer.functions as F
@@ -13,7 +16,7 @@ import numpy as np
 import pytest
 
 from chainermn_train import create_multi_node_optimizer
-from chainermn_train.optimizers import overlapped_exchange
+from chainermn_train.optimizers import create, overlapped_exchange
 from tests.support.training.trainers import parameter_bits, same_everywhere
 
 # A layer of WIDTH by WIDTH has more than BUCKET_BYTES.
@@ -126,3 +129,106 @@ class Twins:
 
     def finalize(self) -> None:
         self.each(lambda _, optimizer: optimizer.finalize())
+
+
+class PlantedError(Exception):
+    """What a backward raises."""
+
+
+class Mark(chainer.FunctionNode):
+    """The identity; its backward calls a function, which may raise."""
+
+    def __init__(self, told: Callable[[], Any]) -> None:
+        self.told = told
+
+    def forward(self, inputs: Any) -> Any:
+        return inputs
+
+    def backward(self, indexes: Any, grad_outputs: Any) -> Any:
+        self.told()
+        return grad_outputs
+
+
+def marked(x: Any, told: Callable[[], Any]) -> chainer.Variable:
+    variable = x if isinstance(x, chainer.Variable) else chainer.Variable(x)
+    return Mark(told).apply((variable,))[0]
+
+
+def raise_planted() -> None:
+    raise PlantedError
+
+
+# A double of CuPy's streams and events, and of Chainer's GPUs, that writes down what is done.
+
+
+class Device(chainer.backend.CpuDevice):
+    """Stands in for Chainer's GPU; its arrays are NumPy's."""
+
+
+class Streams:
+    """What was done, in order, in the main thread and in others.
+
+    Attributes:
+        main: by the main thread.
+        thread: by other ones.
+        event: every event.
+        stream: every stream.
+        make_stream: what makes one.
+        using_device: Chainer's function.
+    """
+
+    def __init__(self) -> None:
+        self.main: list[str] = []
+        self.thread: list[str] = []
+        self.event, self.stream = mock.MagicMock(), mock.MagicMock()
+        self.query = mock.Mock(
+            side_effect=self.recording("stream done"), return_value=0
+        )
+        self.event.record.side_effect = self.recording("recorded")
+        self.stream.__enter__.side_effect = self.recording("stream entered")
+        self.stream.wait_event.side_effect = self.recording("stream waits for event")
+        self.stream.__exit__.side_effect = self.recording("stream left")
+        self.make_stream = mock.Mock(return_value=self.stream)
+        self.using_device = mock.MagicMock(side_effect=self.recording("device"))
+
+    def recording(self, what: str) -> Callable[..., Any]:
+        """A function that writes this down."""
+
+        def record_it(*_: Any, **__: Any) -> Any:
+            is_main = threading.current_thread() is threading.main_thread()
+            (self.main if is_main else self.thread).append(what)
+            return mock.DEFAULT
+
+        return record_it
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """All arrays are on one GPU."""
+        cupy = mock.MagicMock()
+        cupy.cuda.Event = mock.Mock(
+            side_effect=self.recording("event made"), return_value=self.event
+        )
+        cupy.cuda.Stream = self.make_stream
+        cupy.cuda.get_current_stream.return_value = self.stream
+        cupy.cuda.runtime.eventQuery = self.query
+        with pytest.MonkeyPatch.context() as patch, all_arrays_on_one_gpu():
+            patch.setitem(sys.modules, "cupy", cupy)
+            patch.setattr(chainer, "using_device", self.using_device)
+            yield
+
+
+@contextlib.contextmanager
+def all_arrays_on_one_gpu() -> Iterator[None]:
+    """Chainer takes all arrays, which are NumPy's, for those of one GPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("chainer.backends.cuda.GpuDevice", Device)
+        patch.setattr(chainer.backend, "get_device_from_array", lambda *_: Device())
+        yield
+
+
+@contextlib.contextmanager
+def parameters_on_gpus() -> Iterator[None]:
+    """The optimizer, which is made within, takes all parameters for those on GPUs."""
+    with pytest.MonkeyPatch.context() as patch, Streams().installed():
+        patch.setattr(create, "has_gpus", True)
+        yield

@@ -1,14 +1,19 @@
-"""What tests of training share: parameters compared, state saved and loaded, trainers."""
+"""What tests of training share: parameters compared, state saved and loaded, trainers, time."""
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import chainer
 import numpy as np
+import pytest
 from chainer import training
 from chainer.training import extensions
+
+from chainermn_train.optimizers import drift
 
 
 def parameters(model: chainer.Link) -> dict[str, np.ndarray]:
@@ -84,3 +89,33 @@ def logged(
     trainer.extend(log)
     trainer.run()
     return log.log
+
+
+def checksum_of_all(_: Any, params: Sequence[Any], steps: int) -> int:
+    """Return the checksum of all parts of these parameters, after so many steps."""
+    value = steps
+    for part in drift.parts_of(params):
+        updates = getattr(part.param.update_rule, "t", 0)
+        value = zlib.crc32(part.elements, (value + updates) & 0xFFFFFFFF)
+    return value
+
+
+@pytest.fixture(autouse=True)
+def all_compared() -> Iterator[None]:
+    """The detector of drift compares all in each update."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drift.DriftDetector, "checksum", checksum_of_all)
+        yield
+
+
+class SimulatedTime:
+    """The seconds that have passed on this rank; in place of `time.perf_counter`."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds

@@ -1,8 +1,6 @@
-"""What the tests of double buffering share: a model, and the loop that it must equal."""
+"""Small models, and updates of them: what tests train where any model will do."""
 
 from __future__ import annotations
-
-import copy
 
 import chainer
 import chainer.functions as F
@@ -11,6 +9,58 @@ import numpy as np
 from chainer.optimizer_hooks import GradientClipping, WeightDecay
 
 from chainermn_train import create_multi_node_optimizer
+
+X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
+
+
+class Model(chainer.Chain):
+    """Mean square of a linear map; its weights depend on the rank."""
+
+    def __init__(self, rank, n_in=3):
+        super().__init__()
+        np.random.seed(rank)
+        with self.init_scope():
+            self.main = L.Linear(n_in, 2)
+
+    def __call__(self, x):
+        y = self.main(x)
+        if hasattr(self, "more"):
+            y = self.more(y)
+        return chainer.functions.mean(y * y)
+
+
+class ScaledMean(chainer.Chain):
+    """The mean of its inputs times a parameter that begins as 1; reports it as the loss."""
+
+    def __init__(self):
+        super().__init__()
+        with self.init_scope():
+            self.w = chainer.Parameter(np.ones((), np.float32))
+
+    def __call__(self, x):
+        loss = chainer.functions.mean(
+            x * chainer.functions.broadcast_to(self.w, x.shape)
+        )
+        chainer.report({"loss": loss}, self)
+        return loss
+
+
+def sgd(comm, model, **kwds):
+    return create_multi_node_optimizer(
+        chainer.optimizers.SGD(lr=0.5), comm, **kwds
+    ).setup(model)
+
+
+def update(optimizer, times=1):
+    """Make updates, of the same examples each."""
+    for _ in range(times):
+        optimizer.update(optimizer.target, X)
+
+
+def bad_batch(x=None):
+    """A loss function that fails."""
+    raise FloatingPointError("bad batch")
+
 
 BATCH, WIDTH = 8, 300
 
@@ -45,21 +95,6 @@ def hooked_adam(model):
     optimizer.add_hook(WeightDecay(1e-3))
     optimizer.add_hook(GradientClipping(0.1))
     return optimizer
-
-
-def stale_loop(comm, model, optimizer, batches):
-    """What double buffering must equal: each step uses the mean gradients of the step before."""
-    before = None
-    for x in batches:
-        model.cleargrads()
-        model(x).backward()
-        comm.multi_node_mean_grad(model, True)
-        now = {name: copy.copy(param.grad) for name, param in model.namedparams()}
-        if before is not None:
-            for name, param in model.namedparams():
-                param.grad = before[name]
-            optimizer.update()
-        before = now
 
 
 def buffered(comm, model, make_optimizer=hooked_adam, **kwds):

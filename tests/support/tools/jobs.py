@@ -1,4 +1,4 @@
-"""What `chainermn explain` finds in a job's output."""
+"""Jobs as the tools see them: how they end, and what `chainermn explain` finds in their output."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from chainermn_tools.explain import ErrorRule, Findings, Verdict, load_rules, search
+from chainermn_tools.jobs import Event, JobOutput
+from chainermn_tools.jobs.events import find_lost
 from tests.support.jobs.runner import Job
+
+__all__ = ["Event", "JobOutput", "find_lost"]
 
 
 def findings_in(said: Job | str, rules: Sequence[ErrorRule] | None = None) -> Findings:
