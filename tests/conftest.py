@@ -62,7 +62,9 @@ def pytest_collection_modifyitems(
         )
     in_worlds = [item for item in items if item.get_closest_marker("world")]
     outside = [item for item in items if not item.get_closest_marker("world")]
-    elsewhere = outside if world else in_worlds
+    elsewhere = in_worlds
+    if world:
+        elsewhere = outside
     unseen = {
         item.path for item in elsewhere if tiers.only_elsewhere(item.path, not world)
     }

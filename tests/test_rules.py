@@ -73,9 +73,14 @@ def internals(tree: ast.AST) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             inner = [f"{node.module}.{alias.name}" for alias in node.names]
             modules = [name for name in inner if name in MODULES]
-            names = modules if len(modules) == len(inner) else [node.module, *modules]
+            if len(modules) == len(inner):
+                names = modules
+            else:
+                names = [node.module, *modules]
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(NAMING):
-            first = node.args[0] if node.args else None
+            first = None
+            if node.args:
+                first = node.args[0]
             if isinstance(first, ast.Constant) and isinstance(first.value, str):
                 names = [first.value]
         for name in names:
@@ -96,7 +101,8 @@ def is_held_to_public_names(path: Path) -> bool:
 
 def is_inside_of(path: Path, module: str) -> bool:
     """Whether this is the module's file: named after its last components, in a folder of its."""
-    parts, stem = module.split("."), path.stem.removeprefix("test_")
+    parts = module.split(".")
+    stem = path.stem.removeprefix("test_")
     folders = {ON_DEVICES, *parts, parts[0].removeprefix("chainermn_")}
     named = stem in {"_".join(parts[-count:]) for count in (1, 2, 3)}
     return named and folders.issuperset(path.parts[:-1])
@@ -132,7 +138,9 @@ def test_no_function_is_written_twice() -> None:
     for path, tree in trees():
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                long = 200 if node.name.startswith("test_") else 60
+                long = 60
+                if node.name.startswith("test_"):
+                    long = 200
                 body = "".join(map(ast.dump, node.body))
                 if len("".join(map(ast.unparse, node.body))) > long:
                     where.setdefault(body, []).append(

@@ -63,7 +63,10 @@ def run(
     """
     status = folder / "status"
     orders: dict[str, Any] = asdict(case)
-    orders["fault"] = None if after is None else asdict(case) | {"after": after}
+    if after is None:
+        orders["fault"] = None
+    else:
+        orders["fault"] = asdict(case) | {"after": after}
     orders |= {"stop": STOP, "out": str(folder / "out"), "status": str(status)}
     file = folder / "orders.json"
     file.write_text(json.dumps(orders))
@@ -96,7 +99,9 @@ def run(
 
 
 def read_time(path: Path) -> float | None:
-    return float(path.read_text()) if path.exists() else None
+    if path.exists():
+        return float(path.read_text())
+    return None
 
 
 def start(
@@ -107,7 +112,9 @@ def start(
     meanwhile: runner.Meanwhile,
 ) -> runner.Job:
     """Run the job that the file describes, from the first host."""
-    second = case.ranks // 2 if case.hosts == 2 else 0
+    second = 0
+    if case.hosts == 2:
+        second = case.ranks // 2
     ranks = {HOSTS[0]: case.ranks - second}
     if second:
         ranks[HOSTS[1]] = second

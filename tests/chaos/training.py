@@ -148,7 +148,8 @@ def say(line: str) -> None:
 def main() -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     case = json.loads(Path(sys.argv[1]).read_text())
-    status, out = Path(case["status"]), Path(case["out"])
+    status = Path(case["status"])
+    out = Path(case["out"])
     # The disk has been cleared; no rank fills it yet.
     (out / "filler").unlink(missing_ok=True)
     # That some ranks take longer to start on a busy machine is no stall.

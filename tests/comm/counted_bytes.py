@@ -83,7 +83,9 @@ class Counted:
         if outs is not None:
             kwargs["out"] = tuple(map(self._written, outs))
         result = getattr(ufunc, method)(*map(self._plain, inputs), **kwargs)
-        return result if outs is None else outs[0]
+        if outs is None:
+            return result
+        return outs[0]
 
     def __array_function__(
         self, function: Any, types: Any, args: Any, kwargs: Any
@@ -95,7 +97,9 @@ class Counted:
             target = kwargs.pop("out")
             if function is np.concatenate:
                 args = ([self._plain(piece) for piece in args[0]],)
-            out = target._array if isinstance(target, Counted) else target
+            out = target
+            if isinstance(target, Counted):
+                out = target._array
             function(*map(self._plain, args), out=out, **kwargs)
             self._written(target)  # not if it raised, as for a cast that isn't allowed
         elif function is np.split:

@@ -91,7 +91,9 @@ def main() -> None:
     size = MPI.COMM_WORLD.size
     bits = dict(found(size))
     if MPI.COMM_WORLD.rank == 0:
-        known = json.loads(FILE.read_text()) if FILE.exists() else {}
+        known = {}
+        if FILE.exists():
+            known = json.loads(FILE.read_text())
         FILE.parent.mkdir(exist_ok=True)
         FILE.write_text(
             json.dumps({**known, str(size): bits}, indent=0, sort_keys=True) + "\n"

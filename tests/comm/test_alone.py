@@ -55,7 +55,8 @@ def test_it_raises_and_names_the_way_out(environment, words, who):
 
 def test_it_only_warns_where_the_user_wants_that():
     done = create({**SLURM, "CHAINERMN_ALLOW_ALONE": "1"})
-    assert (done.returncode, done.stdout) == (0, "1\n")
+    assert done.returncode == 0
+    assert done.stdout == "1\n"
     assert "UserWarning: a launcher started this as rank 1 of 4" in done.stderr
 
 
@@ -72,7 +73,8 @@ def test_it_only_warns_where_the_user_wants_that():
 )
 def test_one_process_that_was_meant_to_be_alone_is(environment, words):
     done = create(environment, *words)
-    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "1\n", done.stderr
     assert "launcher" not in done.stderr
 
 
@@ -93,4 +95,5 @@ done = subprocess.run([sys.executable, "-c", sys.argv[1]], timeout=60, check=Tru
 def test_a_program_that_a_rank_starts_is_meant_to_be_alone():
     """It inherits the launcher's variables, here Slurm's."""
     done = create(SLURM, CREATE, script=STARTS)
-    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "1\n", done.stderr

@@ -172,7 +172,10 @@ def test_models_that_differ_are_told_by_parameter(comm, others, told):
     odd = comm.size - 1
     # Later a rank has packed its first gradients by the time that it is told.
     for _ in range(2):
-        model = model_of(**others) if comm.rank == odd else model_of()
+        if comm.rank == odd:
+            model = model_of(**others)
+        else:
+            model = model_of()
         with pytest.raises(RankMismatchError, match=told) as caught:
             comm.allreduce_grad(model)
         assert f"rank {odd}" in str(caught.value)
@@ -194,7 +197,9 @@ def test_different_settings_are_told(comm):
 
 
 def test_what_the_user_set_for_float_errors_changes_nothing(comm):
-    tiny = np.finfo("f4").tiny if comm.rank == 0 else 0
+    tiny = 0
+    if comm.rank == 0:
+        tiny = np.finfo("f4").tiny
     model = with_grads(w=np.full(300_000, tiny, "f4"))
     narrow = with_grads(w=np.full(9, 10.0 ** (30 - 60 * comm.rank), "f4"))
     with np.errstate(all="raise"):

@@ -34,7 +34,9 @@ def test_an_error_is_raised_where_it_is_and_told_elsewhere(either):
             f"^save on rank {either.rank} failed because of rank {last}: "
             "ValueError: no such file$"
         )
-    error = ValueError(f"rank {last}: no such file") if is_wrong else None
+    error = None
+    if is_wrong:
+        error = ValueError(f"rank {last}: no such file")
     with raises_on_all(is_wrong, ValueError, text):
         either.handshake("save", error=error, payload=b"unused")
     assert either.handshake("save") == [b""] * either.size
@@ -75,7 +77,9 @@ def test_an_entry_named_root_may_have_any_value(either, entry):
 
 
 def test_numbers_of_numpy_are_equal_to_those_of_python(either):
-    number = np.int64 if either.rank else int
+    number = int
+    if either.rank:
+        number = np.int64
     signature = ("step", number(3)), ("shape", (number(2), 5), "float32"), ("on", None)
     assert either.handshake("save", signature) == [b""] * either.size
 

@@ -36,7 +36,8 @@ def place(comm) -> tuple[int, ...]:
 
 
 def test_ranks_know_their_place(comm, world):
-    assert (comm.rank, comm.size) == (world.rank, world.size)
+    assert comm.rank == world.rank
+    assert comm.size == world.size
     assert place(comm) == (world.rank, world.size, 0, 1)  # all run on one machine
 
 

@@ -28,7 +28,9 @@ def test_ranks_that_call_different_methods_are_told(naive, method):
     order = list(GIVEN)
     other = order[order.index(method) - 1]
     odd = naive.size - 1
-    called = other if naive.rank == odd else method
+    called = method
+    if naive.rank == odd:
+        called = other
     here = r"at tests/comm/test_mismatch.py:\d"
     told = (
         rf"^{called} on rank {naive.rank}: ranks disagree on operation: {method} on "
@@ -82,7 +84,9 @@ def test_objects_that_cannot_be_added_raise_on_each_rank(naive):
 
 @pytest.mark.parametrize("method", ["send", "send_obj", "recv", "recv_obj"])
 def test_wrong_peers_and_tags_raise_at_once(naive, method):
-    data = (1,) if "send" in method else ()
+    data = ()
+    if "send" in method:
+        data = (1,)
     other = (naive.rank + 1) % naive.size
     for told, peer, tag in [
         *[("(dest|source) must be", peer, 0) for peer in (-1, 99, 0.0, None, True)],

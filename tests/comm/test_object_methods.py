@@ -20,7 +20,10 @@ def test_every_method_carries_any_object_from_and_to_any_rank(naive):
     same = np.testing.assert_equal
     for root in ranks:
         is_root = me == root
-        given = mine if is_root else lambda: "can't be pickled"
+        if is_root:
+            given = mine
+        else:
+            given = lambda: "can't be pickled"
         same(naive.bcast_obj(given, root=root), things[root])
         on_root = None
         if is_root:

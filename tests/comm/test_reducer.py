@@ -209,9 +209,13 @@ WRONG["twice"] = RIGHT * 2
 @several_ranks
 @pytest.mark.parametrize("what", ["operation", "step", *WRONG])
 def test_what_differs_is_told_on_all(comm, what):
-    odd = what if comm.rank == comm.size - 1 else ""
+    odd = ""
+    if comm.rank == comm.size - 1:
+        odd = what
     params = WRONG.get(odd, RIGHT)
-    entry = "parameter" if what in WRONG else what
+    entry = what
+    if what in WRONG:
+        entry = "parameter"
     with comm.split(0, comm.rank) as channel:
         operation = f"save {odd == 'operation'}"
         reducer = comm.make_reducer(operation=operation, channel=channel)

@@ -113,7 +113,9 @@ def test_a_communicator_that_lacks_parts_is_refused(naive, kind):
 def test_arrays_that_differ_are_no_replicas_though_named_alike(naive, other):
     """As of the links at the two ends of a send, whose parameters say nothing of ranks."""
     first = np.ones((3, 4), "f4")
-    grad = other if naive.rank else first
+    grad = first
+    if naive.rank:
+        grad = other
     model = Model(w=Param(grad, grad))
     text = (
         rf"/w is {other.dtype} {re.escape(str(other.shape))} on rank 1 and "

@@ -37,7 +37,9 @@ def describe(value: Any) -> Any:
             "requires_grad": value.requires_grad,
         }
     if type(value) in (list, tuple, set):
-        items = sorted(value) if isinstance(value, set) else value
+        items = value
+        if isinstance(value, set):
+            items = sorted(value)
         return {
             "type": type(value).__name__,
             "items": [describe(item) for item in items],
@@ -105,7 +107,10 @@ def said(description: Any) -> str:
         return f"{description['type']}({said(description['value'])})"
     if "items" in description:
         items = description["items"]
-        inner = mapping(items) if isinstance(items, dict) else said(items)
+        if isinstance(items, dict):
+            inner = mapping(items)
+        else:
+            inner = said(items)
         return f"{description['type']}({inner})"
     if "type" in description:
         return str(description["type"])

@@ -45,7 +45,10 @@ def load() -> list[Difference]:
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
     """Whether the name, or that of a signature without its table's, is of one of the patterns."""
-    names = {name, name.partition(" ")[2] or name} if "[" not in name else {name}
+    if "[" not in name:
+        names = {name, name.partition(" ")[2] or name}
+    else:
+        names = {name}
     return any(
         fnmatchcase(each, plain(pattern)) for pattern in patterns for each in names
     )

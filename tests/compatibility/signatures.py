@@ -87,7 +87,9 @@ class Written:
         if isinstance(self.value, type):
             return f"{self.value.__module__}.{self.value.__qualname__}"
         known = [name for value, name in NAMED.items() if value is self.value]
-        return known[0] if known else repr(self.value)
+        if known:
+            return known[0]
+        return repr(self.value)
 
 
 def tables() -> dict[str, list[str]]:

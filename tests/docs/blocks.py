@@ -63,14 +63,20 @@ def blocks(page: str) -> list[Block]:
     lines = (ROOT / page).read_text().split("\n")
     found: list[Block] = []
     note: dict[str, str] = {}
-    i, in_list = 0, False
+    i = 0
+    in_list = False
     while i < len(lines):
-        fence, comment = FENCE.fullmatch(lines[i]), COMMENT.fullmatch(lines[i])
-        start, language, title = i, "", ""
+        fence = FENCE.fullmatch(lines[i])
+        comment = COMMENT.fullmatch(lines[i])
+        start = i
+        language = ""
+        title = ""
         if fence:
             indent, ticks, language, rest = fence.groups()
             named = re.search(r'title="([^"]+)"', rest)
-            title = named[1] if named else ""
+            title = ""
+            if named:
+                title = named[1]
             start = i + 1
             i = next(j for j in range(start, len(lines)) if lines[j].strip() == ticks)
             code = [line.removeprefix(indent) for line in lines[start:i]]
@@ -88,7 +94,9 @@ def blocks(page: str) -> list[Block]:
             i -= 1
         elif comment:
             kind, _, text = comment[1].partition(": ")
-            note = {kind: text} if kind in NOTES else {}
+            note = {}
+            if kind in NOTES:
+                note = {kind: text}
         elif lines[i].strip():
             note = {}
             # What is indented below an entry of a list is its own; so is an API page's

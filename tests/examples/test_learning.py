@@ -147,7 +147,10 @@ ROWS = {
 
 def marked(name: str) -> object:
     row = ROWS[name]
-    mark = pytest.mark.sizes if row.only_there else pytest.mark.ranks
+    if row.only_there:
+        mark = pytest.mark.sizes
+    else:
+        mark = pytest.mark.ranks
     marks = [mark(*row.ranks)]
     if row.script not in (MNIST, CONV):
         marks.append(pytest.mark.ci)

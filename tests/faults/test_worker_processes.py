@@ -42,7 +42,8 @@ def test_an_import_of_a_public_module_starts_no_mpi():
         names
     )
     done = run(sys.executable, "-c", FIRST_TO_IMPORT_MPI, *names)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert done.stderr == ""
 
 
 # As a script of spec/tips_faqs: `import chainermn` at the top, which workers import again.

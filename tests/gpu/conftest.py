@@ -14,7 +14,9 @@ from tests.support.doubles.cupy_double import Gpu, installed
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what needs a GPU where there is none, saying why."""
     marked = [item for item in items if item.get_closest_marker("gpu")]
-    why = gpus.why_none() if marked else None
+    why = None
+    if marked:
+        why = gpus.why_none()
     if why is not None:
         for item in marked:
             item.add_marker(pytest.mark.skip(reason=f"no GPU: {why}"))

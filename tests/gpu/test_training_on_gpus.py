@@ -93,7 +93,8 @@ def test_a_training_is_that_of_one_process(comm, kind, steps, scale):
         one.update(*batch)
     optimizer.flush()
     one.flush()
-    assert all(gpus.on_gpu(param.array) for param in on_gpus.params())
+    for param in on_gpus.params():
+        assert gpus.on_gpu(param.array)
     assert same_everywhere(comm, on_gpus)
     on_gpus.to_device("@numpy")
     assert_near(on_gpus, on_cpu, 1e-4)

@@ -129,7 +129,9 @@ def failing(executions: list[str], seconds: dict[str, float]) -> str:
     if status == UNKNOWN:
         sys.exit(f"the record has tests that aren't there: make mutation-map\n{output}")
     found = FAILED.search(output)
-    return found[1] if found else f"status {status}"
+    if found:
+        return found[1]
+    return f"status {status}"
 
 
 def _end(process: subprocess.Popen[bytes], mark: str) -> None:

@@ -76,7 +76,8 @@ def check_testing_requirements():
     def is_skipped(decorator):
         return getattr(decorator(lambda: 1), "__unittest_skip__", False)
 
-    needs, needs_no = testing.with_requires, testing.without_requires
+    needs = testing.with_requires
+    needs_no = testing.without_requires
     assert not is_skipped(needs("numpy>=1.10,<99", "six"))
     assert is_skipped(needs("numpy<1.10"))
     assert is_skipped(needs("numpy", "no-such-package"))
@@ -217,7 +218,8 @@ def check_multiprocess_iterator_saved_without_an_order():
         for iterator in (first, second):
             batches = [list(iterator.next()) for _ in range(3)]
             assert batches == [[3, 4, 5], [6, 0, 1], [2, 3, 4]]
-            assert (iterator.epoch, iterator.current_position) == (1, 5)
+            assert iterator.epoch == 1
+            assert iterator.current_position == 5
 
 
 def check_repaired_modules_are_not_cached():

@@ -75,9 +75,9 @@ class Environment:
         """Run Python, on so many ranks, as the function `run` does."""
         work = self.folder / "work"
         work.mkdir(exist_ok=True)
-        launcher = (
-            (self.folder / "bin" / "mpiexec", "-n", str(ranks)) if ranks > 1 else ()
-        )
+        launcher = ()
+        if ranks > 1:
+            launcher = (self.folder / "bin" / "mpiexec", "-n", str(ranks))
         return run(*launcher, self.python, *arguments, cwd=work, **how)
 
 

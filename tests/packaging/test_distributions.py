@@ -72,7 +72,10 @@ def test_distribution_installs_and_imports_alone(
         # Any MPI: a machine's own would do as well.
         env.install(wheels[name], *find_links, "mpich")
     env.check()
-    public = "chainermn" if name == "chainermn" else MODULES[name]
+    if name == "chainermn":
+        public = "chainermn"
+    else:
+        public = MODULES[name]
     there = {module: other in TREES[name] for other, module in MODULES.items()}
     there["chainer"] = name in USES_CHAINER
     asked = (
@@ -102,9 +105,10 @@ def test_wheels_and_sdists_hold_licence_readme_and_types_and_no_files_under_chai
         assert len(str(info.get_payload())) > 300, f"{name} has no README to speak of"
         assert any(file.endswith("licenses/LICENSE") for file in files(wheel))
         assert f"{MODULES[name]}/py.typed" in files(wheel)
-        source = (
-            ROOT / "src" if name == "chainermn" else ROOT / "packages" / name / "src"
-        )
+        if name == "chainermn":
+            source = ROOT / "src"
+        else:
+            source = ROOT / "packages" / name / "src"
         written = [
             file for file in source.glob("chainermn_*/**/*.*") if file.suffix != ".pyc"
         ]

@@ -58,7 +58,10 @@ def documentation(name: str) -> str:
     """The docstring, or the one it inherits; of a class with that of its `__init__`."""
     owner, _, method = name.rpartition(".")
     # From a class, a method has the docstring that it inherits.
-    thing = getattr(named()[owner], method) if owner in named() else named()[name]
+    if owner in named():
+        thing = getattr(named()[owner], method)
+    else:
+        thing = named()[name]
     parts = [thing, *([vars(thing).get("__init__")] if inspect.isclass(thing) else [])]
     return "\n".join(inspect.getdoc(part) or "" for part in parts if part)
 

@@ -44,7 +44,8 @@ def test_an_example_runs_in_a_fresh_environment_as_its_readme_says(
             continue
         ranks = 1
         if command[:2] == ["mpiexec", "-n"]:
-            ranks, command = 2, command[3:]
+            ranks = 2
+            command = command[3:]
             jobs += 1
         assert command[0] == "python"
         script, *arguments = command[1:]

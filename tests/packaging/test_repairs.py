@@ -13,7 +13,8 @@ from tests.support.hosts.interpreters import found_combinations
 from tests.support.plugins.pairwise import tiered
 
 SCRIPT = Path(__file__).with_name("check_chainer.py")
-Repair, TABLE = repairs.Repair, repairs.TABLE
+Repair = repairs.Repair
+TABLE = repairs.TABLE
 CHECKS = re.findall(r"^def check_(\w+)", SCRIPT.read_text(), re.M)
 # What fails without each row, on the newest Python and NumPy found here.
 NEEDED = """
@@ -84,13 +85,13 @@ def test_repairs_keep_line_numbers_and_say_why():
     for row in TABLE:
         assert row.why, row.module
         assert row.since.words, row.module
-        assert all(old.count("\n") == new.count("\n") for old, new in row.changes), (
-            row.module
-        )
+        for old, new in row.changes:
+            assert old.count("\n") == new.count("\n"), row.module
 
 
 def test_nothing_is_repaired_where_nothing_is_broken(monkeypatch):
-    name, path = "chainer.iterators.multiprocess_iterator", chainer.iterators.__path__
+    name = "chainer.iterators.multiprocess_iterator"
+    path = chainer.iterators.__path__
     found = repairs.repaired_spec(name, path)  # broken on every Python
     assert found is not None
     assert isinstance(found.loader, repairs.RepairingLoader)

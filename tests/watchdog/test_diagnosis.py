@@ -58,7 +58,9 @@ def test_suspects(case):
     for rank, words in enumerate(doing.split(", ")):
         what, number, state = WORDS.fullmatch(words).groups()
         make = {"in": inside, "out": outside, "from": receiving, "to": sending}[what]
-        arguments = [int(number)] if number else []
+        arguments = []
+        if number:
+            arguments = [int(number)]
         calls.append(make(rank, *arguments))
         if state:
             states[rank] = {"stopped": STOPPED, "gone": GONE}[state]

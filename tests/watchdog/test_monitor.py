@@ -86,7 +86,8 @@ def watch(monkeypatch) -> Iterator:
         made.local.ranks += [monitored(each) for each in described]
         made.local.launch = events.LAUNCH
         limited(made, seconds, ends_job)
-        said, told = [], []
+        said = []
+        told = []
 
         def say(text, event=b"", held=()):
             said.append(text)
@@ -180,8 +181,11 @@ def test_the_rank_that_died_first_is_named_and_the_others_are_not(
         return
     assert words == ""  # the launcher says it, and knows more
     (event,) = events.sent(b"".join(told).decode())
-    assert (event["event"], event["how"]) == ("rank_lost", how)
-    assert (event["rank"], event["lost"], event["pid"]) == (0, 2, first.pid)
+    assert event["event"] == "rank_lost"
+    assert event["how"] == how
+    assert event["rank"] == 0
+    assert event["lost"] == 2
+    assert event["pid"] == first.pid
 
 
 def test_a_job_that_is_ended_while_its_ranks_finalize_has_failed(watch, start_rank):

@@ -186,7 +186,10 @@ def test_a_rank_that_does_not_come_is_named_first_and_the_job_ends(
     ranks, how, doing, words
 ):
     job = run(ranks, how)
-    culprit = 1 if how in ("in_a_part", "first") else ranks - 1
+    if how in ("in_a_part", "first"):
+        culprit = 1
+    else:
+        culprit = ranks - 1
     named = rf"likely culprits?\b.*: rank {culprit} (\(process \d+ on \S+\) )?{doing}"
     said(job, named, *words, "ending the job")
     assert job.err.count("ChainerMN: likely culprit") == 1, job

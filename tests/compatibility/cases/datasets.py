@@ -113,7 +113,10 @@ def scatter_with_max_buf_len(chainermn, comm, length):
 @each("array", "TupleDataset", "list of tuples")
 def examples_can_be_written_to(chainermn, comm, kind):
     part = chainermn.scatter_dataset(of_rank_0(comm, KINDS[kind]), comm)
-    first = part[0] if isinstance(part[0], np.ndarray) else part[0][0]
+    if isinstance(part[0], np.ndarray):
+        first = part[0]
+    else:
+        first = part[0][0]
     first[...] = 100
     return first
 

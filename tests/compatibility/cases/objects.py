@@ -65,7 +65,10 @@ def bcast_obj_with_max_buf_len(chainermn, comm, length):
 
 @case
 def bcast_obj_gives_the_root_its_own(chainermn, comm):
-    mine = None if comm.rank else [1]
+    if comm.rank:
+        mine = None
+    else:
+        mine = [1]
     return comm.bcast_obj(mine) is mine
 
 

@@ -87,7 +87,9 @@ class Back(chainer.Chain):
 @case
 def model_parallel(chainermn, comm):
     """Inputs on one rank, the loss on the other, which has an empty data set."""
-    kind = Back if comm.rank else Front
+    kind = Front
+    if comm.rank:
+        kind = Back
     model = kind(comm, chainermn.functions)
     optimizer = chainer.optimizers.SGD(0.01).setup(model)
     examples = [*inputs(), *inputs(1)]
@@ -181,7 +183,9 @@ def models_are_copied(chainermn, comm, how):
         "pickle": lambda link: pickle.loads(pickle.dumps(link)),
     }
     made = outcome(lambda: ways[how](model))
-    return made if isinstance(made, Exception) else made.b.comm is comm
+    if isinstance(made, Exception):
+        return made
+    return made.b.comm is comm
 
 
 @case

@@ -39,7 +39,9 @@ def main():
     model = L.Classifier(make_network())
     optimizer = chainer.optimizers.SGD(lr=0.0)
     optimizer = chainermn.create_multi_node_optimizer(optimizer, comm).setup(model)
-    examples = make_examples() if comm.rank == 0 else None
+    examples = None
+    if comm.rank == 0:
+        examples = make_examples()
     examples = chainermn.scatter_dataset(examples, comm, force_equal_length=False)
     iterator = chainer.iterators.SerialIterator(examples, 4)
     once = chainer.iterators.SerialIterator(examples, 4, repeat=False, shuffle=False)

@@ -43,7 +43,9 @@ def main():
     model.compute_accuracy = False
     optimizer = chainermn.create_multi_node_optimizer(make_optimizer(), comm)
     optimizer.setup(model)
-    examples = make_examples() if comm.rank == 0 else None
+    examples = None
+    if comm.rank == 0:
+        examples = make_examples()
     examples = chainermn.scatter_dataset(examples, comm)
     iterator = chainer.iterators.SerialIterator(examples, 4, shuffle=False)
     updater = chainer.training.StandardUpdater(iterator, optimizer)

@@ -58,7 +58,9 @@ def main():
     optimizer = HalfWay(optimizer)
     optimizer.setup(model)
     optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(0.01))
-    examples = make_examples() if comm.rank == 0 else None
+    examples = None
+    if comm.rank == 0:
+        examples = make_examples()
     examples = chainermn.scatter_dataset(examples, comm)
     iterator = chainer.iterators.SerialIterator(examples, 4, shuffle=False)
     updater = chainer.training.StandardUpdater(iterator, optimizer)

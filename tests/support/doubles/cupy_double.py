@@ -39,7 +39,10 @@ class CudaDevice:
 
     def __init__(self, gpu: Gpu, device: int | None = None) -> None:
         self.gpu = gpu
-        self.id = gpu.current_device if device is None else device
+        if device is None:
+            self.id = gpu.current_device
+        else:
+            self.id = device
 
     @property
     def pci_bus_id(self) -> str:
@@ -133,7 +136,9 @@ class ndarray:
         """A copy, which the device makes later, in the order of the current stream."""
         made = Allocation(self._gpu, self.nbytes)
         fortran = self._host.flags.f_contiguous and not self._host.flags.c_contiguous
-        kept = "F" if order == "K" and fortran else "C"
+        kept = "C"
+        if order == "K" and fortran:
+            kept = "F"
         host = (
             made.bytes[: self.nbytes].view(self.dtype).reshape(self.shape, order=kept)
         )
@@ -197,7 +202,9 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
         )
 
     def asarray(a: np.ndarray) -> ndarray:
-        order = "F" if a.flags.f_contiguous and not a.flags.c_contiguous else "C"
+        order = "C"
+        if a.flags.f_contiguous and not a.flags.c_contiguous:
+            order = "F"
         array = empty(a.shape, a.dtype, order)
         gpu.reach("memcpyAsync to device")
         array._host[...] = a

@@ -283,7 +283,9 @@ class Allocation:
 
 
 def current_stream(gpu: Gpu) -> Stream:
-    return gpu.current[-1] if gpu.current else gpu.streams[0]
+    if gpu.current:
+        return gpu.current[-1]
+    return gpu.streams[0]
 
 
 def allocate_pinned(gpu: Gpu, size: int) -> Any:
@@ -304,11 +306,16 @@ def cast(values: np.ndarray, dtype: Any, divisor: float = 1.0) -> np.ndarray:
     """Divide in float32, or in float64 where either side has it, and round once."""
     if values.dtype == np.uint16:
         values = from_bfloat16(values)
-    target = np.dtype(np.float32) if dtype == np.uint16 else np.dtype(dtype)
+    if dtype == np.uint16:
+        target = np.dtype(np.float32)
+    else:
+        target = np.dtype(dtype)
     wide = np.promote_types(np.promote_types(values.dtype, target), np.float32)
     with np.errstate(all="ignore"):
         result = (values.astype(wide) / wide.type(divisor)).astype(target)
-    return to_bfloat16(result) if dtype == np.uint16 else result
+    if dtype == np.uint16:
+        return to_bfloat16(result)
+    return result
 
 
 def from_bfloat16(bits: np.ndarray) -> np.ndarray:

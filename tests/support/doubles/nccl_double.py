@@ -292,7 +292,9 @@ def make_nccl(gpu: Gpu) -> ModuleType:
             )
 
             def result(rows: list[np.ndarray]) -> np.ndarray:
-                return total(rows, datatype, op) if self.mpi.rank == root else none
+                if self.mpi.rank == root:
+                    return total(rows, datatype, op)
+                return none
 
             self._put(
                 f"reduce {root}", stream, sendbuf, count, recvbuf, datatype, result

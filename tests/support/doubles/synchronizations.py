@@ -78,7 +78,10 @@ def written_down(
         each: writing(each) for each in dir(MPI.Intracomm) if _plain(each) in known
     }
     double = type("Double", (MPI.Intracomm,), methods)
-    topology = None if nodes is None else Topology.of(nodes)
+    if nodes is None:
+        topology = None
+    else:
+        topology = Topology.of(nodes)
     with (
         mock.patch.object(MPI, "Intracomm", double),
         CLASSES[name](double(MPI.COMM_WORLD), _topology=topology) as communicator,
@@ -96,7 +99,9 @@ def _plain(name: str) -> str:
 
 
 def _nbytes(sent: Any = None) -> int:
-    buffer = sent[0] if isinstance(sent, list | tuple) else sent
+    buffer = sent
+    if isinstance(sent, list | tuple):
+        buffer = sent[0]
     try:
         return memoryview(buffer).nbytes
     except TypeError:

@@ -99,7 +99,10 @@ class Hosts:
 
         Unless it is to be the whole, only its stage over hosts looks.
         """
-        words = ["-m", "chainermn_tools"] if whole else ["-c", OVER_HOSTS, str(ROOT)]
+        if whole:
+            words = ["-m", "chainermn_tools"]
+        else:
+            words = ["-c", OVER_HOSTS, str(ROOT)]
         words += ["doctor", "--json"]
         for name, value in {**given, "timeout": timeout}.items():
             words += [f"{'-' if len(name) == 1 else '--'}{name}", str(value)]
@@ -128,7 +131,9 @@ class Hosts:
             "text": True,
         }
         done = subprocess.run(command, timeout=SECONDS, **how)
-        found = json.loads(done.stdout) if done.stdout else {}
+        found = {}
+        if done.stdout:
+            found = json.loads(done.stdout)
         if not found:
             raise RuntimeError(done.stderr)
         return done.returncode, {

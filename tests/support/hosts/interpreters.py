@@ -75,7 +75,9 @@ def why_not() -> str:
     """Say what is missing to make it, or nothing."""
     if os.geteuid() != 0:
         return "only root can make a folder of Debian's unstable suite"
-    return "" if shutil.which("debootstrap") else "debootstrap is not installed"
+    if shutil.which("debootstrap"):
+        return ""
+    return "debootstrap is not installed"
 
 
 def make_folder() -> None:

@@ -40,7 +40,9 @@ PROGRAMS = {
 PACKAGES = ("libpmix-dev", "slurm-wlm-basic-plugins")
 NODES = ("alpha", "beta")
 # How Slurm is to start ranks of this MPI.
-PMI = "pmix" if on_open_mpi() else "pmi2"
+PMI = "pmi2"
+if on_open_mpi():
+    PMI = "pmix"
 # With UCX, MPICH sends addresses in lines that Slurm's PMI 2 can't take, filled up with
 # whatever its memory holds: a job starts, or hangs.
 SRUN = {"MPIR_CVAR_CH4_NETMOD": "ofi"}
@@ -202,7 +204,8 @@ class Slurm:
     def _start_munge(self, node: str) -> None:
         socket = "/run/munge/munge.socket.2"
         self.cluster.run(node, "mkdir", "-p", "-m", "755", "/run/munge")
-        key, own = f"--key-file={self.folder}/munge.key", self.folder / f"munge-{node}"
+        key = f"--key-file={self.folder}/munge.key"
+        own = self.folder / f"munge-{node}"
         files = [f"--{kind}-file={own}.{kind}" for kind in ("log", "pid", "seed")]
         self.start(
             node, "munged", "--foreground", "--force", key, f"--socket={socket}", *files
@@ -268,7 +271,9 @@ class Slurm:
         folder.mkdir()
         script = commands.program(folder / "job.sh", f"#!/bin/bash\n{text}\n")
         # %a of a job that is no array is 4294967294.
-        kind = "%a" if any("--array" in str(one) for one in options) else "0"
+        kind = "0"
+        if any("--array" in str(one) for one in options):
+            kind = "%a"
         output = (
             f"--output={folder}/out.{kind}",
             "--open-mode=append",

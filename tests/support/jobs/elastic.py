@@ -29,7 +29,9 @@ from chainermn_train import (
     create_multi_node_optimizer,
 )
 
-GLOBAL_BATCH, INTERVAL, PAUSE = 60, 2, 0.01
+GLOBAL_BATCH = 60
+INTERVAL = 2
+PAUSE = 0.01
 
 
 def digits(folder: Path) -> Path:

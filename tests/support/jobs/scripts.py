@@ -18,7 +18,8 @@ FOLDERS = tuple(f"{ROOT / top}/" for top in ("benchmarks", "examples", "scripts"
 @contextlib.contextmanager
 def imported(script: Path) -> Iterator[Any]:
     """The script as a module; it and what it imported of its folder are forgotten afterwards."""
-    modules, path = set(sys.modules), sys.path[:]
+    modules = set(sys.modules)
+    path = sys.path[:]
     sys.path.insert(0, str(script.parent))
     try:
         yield importlib.import_module(script.stem)

@@ -46,21 +46,30 @@ class Component(chainer.Chain):
         for weight, argument in enumerate(flat(arguments), start=1):
             total = total + weight * argument
         if not self.uses_input:
-            total = (
-                total.array * 0 + 1 if isinstance(total, Variable) else total * 0 + 1
-            )
+            if isinstance(total, Variable):
+                total = total.array * 0 + 1
+            else:
+                total = total * 0 + 1
         outputs = tuple(
             F.tanh(F.matmul(F.broadcast_to(total, (2, UNITS)), w)) for w in self.w
         )
-        return outputs if len(outputs) > 1 else outputs[0]
+        if len(outputs) > 1:
+            return outputs
+        return outputs[0]
 
 
 def flat(x: Any) -> list[Any]:
-    return [each for item in x for each in flat(item)] if isinstance(x, tuple) else [x]
+    if isinstance(x, tuple):
+        return [each for item in x for each in flat(item)]
+    return [x]
 
 
 def listed(ranks: Any) -> list[int]:
-    return [] if ranks is None else [ranks] if isinstance(ranks, int) else list(ranks)
+    if ranks is None:
+        return []
+    if isinstance(ranks, int):
+        return [ranks]
+    return list(ranks)
 
 
 def components(graph: list[Part]) -> list[Component]:

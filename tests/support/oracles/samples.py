@@ -52,7 +52,10 @@ def alike(one: Any, other: Any) -> bool:
             alike(one[key], other[key]) for key in one
         )
     if isinstance(one, np.ndarray):
-        bits = np.ndarray.tolist if one.dtype == object else np.ndarray.tobytes
+        if one.dtype == object:
+            bits = np.ndarray.tolist
+        else:
+            bits = np.ndarray.tobytes
         return (one.dtype, one.shape) == (other.dtype, other.shape) and bits(
             one
         ) == bits(other)

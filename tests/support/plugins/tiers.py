@@ -52,9 +52,10 @@ def tier_of(item: pytest.Item) -> Tier:
     """The earliest tier that has this test."""
     if item.get_closest_marker("full"):
         return Tier.FULL
-    folders = (
-        set(item.path.relative_to(TESTS).parts) if TESTS in item.path.parents else set()
-    )
+    if TESTS in item.path.parents:
+        folders = set(item.path.relative_to(TESTS).parts)
+    else:
+        folders = set()
     if item.get_closest_marker("ci") or item.get_closest_marker("alone"):
         return Tier.CI
     if CI_FOLDERS & folders:
@@ -76,7 +77,9 @@ def of_world(items: list[pytest.Item], tier: Tier, size: int) -> set[pytest.Item
     sizes = sizes_of(item for item in items if tier_of(item) is not Tier.FULL)
     found = {item for item in sizes if size in sizes[item]}
     if size not in FIRST_SIZES:
-        return found if tier is Tier.CI else set()
+        if tier is Tier.CI:
+            return found
+        return set()
     return {item for item in found if tier_of(item) is tier}
 
 
@@ -98,7 +101,10 @@ def sizes_of(items: Iterable[pytest.Item]) -> dict[pytest.Item, set[int]]:
         functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for name, cases in functions.items():
         # Names decide between equals, so that a new test changes nothing for the others.
-        order = (2, 3) if zlib.crc32(name.encode()) % 2 else (3, 2)
+        if zlib.crc32(name.encode()) % 2:
+            order = (2, 3)
+        else:
+            order = (3, 2)
         # A value, and a number of ranks that it was on.
         done: set[tuple[str, int]] = set()
         taken: Counter[int] = Counter()

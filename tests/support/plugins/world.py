@@ -76,7 +76,9 @@ class World:
         self, item: pytest.Item
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         report = yield
-        mine = report.longreprtext if report.failed else None
+        mine = None
+        if report.failed:
+            mine = report.longreprtext
         if mine is not None:  # said at once, since the others may never come to agree
             text = (
                 f"\n--- rank {self.comm.rank}: {item.nodeid} ({report.when}):\n{mine}\n"

@@ -122,7 +122,9 @@ def steps(
         return found
     order = list(found)
     kept = {name: found[name] for name in order[: order.index(end)]}
-    return kept if last is None else {**found, end: last}
+    if last is None:
+        return kept
+    return {**found, end: last}
 
 
 def let_programs_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +157,9 @@ class Machine:
         return found
 
     def context(self, hosts: str = "", **asked: Any) -> Context:
-        named = jobs.parse_host_list(hosts) if hosts else ()
+        named = ()
+        if hosts:
+            named = jobs.parse_host_list(hosts)
         context = Context(time.monotonic() + SECONDS, hosts=named, **asked)
         context.facts = self.facts
         return context

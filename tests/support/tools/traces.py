@@ -23,7 +23,8 @@ class Made:
     ) -> None:
         folder.mkdir(exist_ok=True)
         self.path = folder / f"{run}.rank{rank}.json"
-        self.rank, self.run = rank, run
+        self.rank = rank
+        self.run = run
         known = {
             "host": "here",
             "process": 1,

@@ -151,7 +151,10 @@ def loaded(comm, folder: Path) -> list[float]:
 
 
 def save_and_flush(checkpointer, iteration: int, value: float | None = None) -> None:
-    value = iteration if value is None else value
+    if value is None:
+        value = iteration
+    else:
+        value = value
     checkpointer.save(link(value, value), iteration)
     checkpointer.flush()
 

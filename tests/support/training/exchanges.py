@@ -67,8 +67,10 @@ class OneProcess:
 
     def __init__(self, kind: str, optimizer: Any, steps: int = 1) -> None:
         """The optimizer was set up; so many updates make a step, as in `accumulate_steps`."""
-        self._optimizer, self._model = optimizer, optimizer.target
-        self._delay, self._steps = KINDS[kind].delay, steps
+        self._optimizer = optimizer
+        self._model = optimizer.target
+        self._delay = KINDS[kind].delay
+        self._steps = steps
         self._group: list[dict[str, Any]] = []  # gradients by name, of each update
         self._waiting: list[dict[str, Any]] = []  # their means, which no step has used
 
@@ -94,12 +96,18 @@ class OneProcess:
         means = {}
         for name in self._group[0]:
             terms = [grads[name] for grads in self._group if grads[name] is not None]
-            means[name] = sum(terms) / len(self._group) if terms else None
+            if terms:
+                means[name] = sum(terms) / len(self._group)
+            else:
+                means[name] = None
         self._waiting.append(means)
         self._group = []
 
     def _step(self) -> None:
         means = self._waiting.pop(0)
         for name, param in self._model.namedparams():
-            param.grad = None if means[name] is None else means[name].copy()
+            if means[name] is None:
+                param.grad = None
+            else:
+                param.grad = means[name].copy()
         self._optimizer.update()

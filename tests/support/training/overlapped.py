@@ -20,7 +20,9 @@ from chainermn_train.optimizers import create, overlapped_exchange
 from tests.support.training.trainers import parameter_bits, same_everywhere
 
 # A layer of WIDTH by WIDTH has more than BUCKET_BYTES.
-BATCH, WIDTH, CLASSES = 3, 260, 3
+BATCH = 3
+WIDTH = 260
+CLASSES = 3
 BUCKET_BYTES = 1 << 18
 
 
@@ -36,8 +38,10 @@ class Deep(chainer.Chain):
     def __init__(self) -> None:
         super().__init__()
         with self.init_scope():
-            self.first, self.second = L.Linear(WIDTH, WIDTH), L.Linear(WIDTH, WIDTH)
-            self.third, self.last = L.Linear(WIDTH, WIDTH), L.Linear(WIDTH, CLASSES)
+            self.first = L.Linear(WIDTH, WIDTH)
+            self.second = L.Linear(WIDTH, WIDTH)
+            self.third = L.Linear(WIDTH, WIDTH)
+            self.last = L.Linear(WIDTH, CLASSES)
 
     def __call__(self, x: Any) -> Any:
         h = F.tanh(self.second(F.tanh(self.first(x))))
@@ -52,7 +56,8 @@ def sending(comm: Any) -> Iterator[list[str]]:
 
     def make_reducer(*args: Any) -> Any:
         reducer = make(*args)
-        add, add_planned = reducer.add, reducer.add_planned
+        add = reducer.add
+        add_planned = reducer.add_planned
 
         def after_backward(model: Any) -> None:
             events.append("after backward")
@@ -62,7 +67,8 @@ def sending(comm: Any) -> Iterator[list[str]]:
             events.append("planned")
             return add_planned(model)
 
-        reducer.add, reducer.add_planned = after_backward, planned
+        reducer.add = after_backward
+        reducer.add_planned = planned
         return reducer
 
     comm.make_reducer = make_reducer
@@ -91,8 +97,10 @@ class Twins:
         **arguments: Any,
     ) -> None:
         """Each rank draws weights of its own; rank 0's count."""
-        self.comm, self.number = comm, 0
-        self.models, self.optimizers = [], []
+        self.comm = comm
+        self.number = 0
+        self.models = []
+        self.optimizers = []
         for overlap in True, False:
             np.random.seed(comm.rank)
             model = make()
@@ -108,7 +116,10 @@ class Twins:
             self.number += 1
             x = batch(self.comm.rank, self.number)
             for model, optimizer in zip(self.models, self.optimizers, strict=True):
-                arguments = (model, x) if loss is None else (loss, model, x)
+                if loss is None:
+                    arguments = (model, x)
+                else:
+                    arguments = (loss, model, x)
                 optimizer.update(*arguments)
             self.assert_equal()
 
@@ -150,7 +161,10 @@ class Mark(chainer.FunctionNode):
 
 
 def marked(x: Any, told: Callable[[], Any]) -> chainer.Variable:
-    variable = x if isinstance(x, chainer.Variable) else chainer.Variable(x)
+    if isinstance(x, chainer.Variable):
+        variable = x
+    else:
+        variable = chainer.Variable(x)
     return Mark(told).apply((variable,))[0]
 
 
@@ -180,7 +194,8 @@ class Streams:
     def __init__(self) -> None:
         self.main: list[str] = []
         self.thread: list[str] = []
-        self.event, self.stream = mock.MagicMock(), mock.MagicMock()
+        self.event = mock.MagicMock()
+        self.stream = mock.MagicMock()
         self.query = mock.Mock(
             side_effect=self.recording("stream done"), return_value=0
         )

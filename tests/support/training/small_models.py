@@ -62,7 +62,8 @@ def bad_batch(x=None):
     raise FloatingPointError("bad batch")
 
 
-BATCH, WIDTH = 8, 300
+BATCH = 8
+WIDTH = 300
 
 
 class TanhNet(chainer.Chain):

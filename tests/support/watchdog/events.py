@@ -15,7 +15,8 @@ LINE = re.compile(rf"\x1e{LAUNCH} (\{{[ -~]*\}})\n")
 def sent(text: str) -> list[dict[str, Any]]:
     """The events in their order."""
     found = [json.loads(line) for line in LINE.findall(text)]
-    assert all(event["version"] == 1 for event in found), found
+    for event in found:
+        assert event["version"] == 1, found
     return found
 
 

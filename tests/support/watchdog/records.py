@@ -128,7 +128,8 @@ def is_monitor(words: list[str]) -> bool:
 __all__ = ["GONE", "STOPPED", "Rank", "Timeout"]
 
 # Communicators: of all three, and of some of them.
-WHOLE, PART = 1, 2
+WHOLE = 1
+PART = 2
 
 
 def call(
