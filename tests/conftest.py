@@ -8,7 +8,6 @@ it. tests/support/plugins/tiers.py says which belong to the first tier, which to
 from __future__ import annotations
 
 from fnmatch import fnmatch
-from pathlib import Path
 
 import hypothesis
 import pytest
@@ -29,7 +28,7 @@ hypothesis.settings.load_profile("tests")
 checks.install()
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser):
     parser.addoption(
         "--world", action="store_true", help="run the tests marked `world`"
     )
@@ -37,23 +36,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run everything")
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config):
     world = config.getoption("--world")
     if world:
         config.pluginmanager.register(World(), "chainermn-world")
     config.pluginmanager.register(checks.Plugin(world), "chainermn-checks")
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+def pytest_ignore_collect(collection_path, config):
     """Import no file whose tests all run elsewhere: on two cores, four ranks take long to."""
     if not fnmatch(collection_path.name, "test_*.py"):
         return None
     return tiers.only_elsewhere(collection_path, config.getoption("--world")) or None
 
 
-def pytest_collection_modifyitems(
-    config: pytest.Config, items: list[pytest.Item]
-) -> None:
+def pytest_collection_modifyitems(config, items):
     world = config.getoption("--world")
     nowhere = [item.nodeid for item in items if not tiers.possible_sizes(item)]
     if nowhere:

@@ -129,7 +129,7 @@ while time.monotonic() < end:
 """
 
 
-def share_of_a_core(cluster: Cluster) -> float:
+def share_of_a_core(cluster):
     """What the busiest monitor takes beside strangers, as a part of one core's time."""
     first, second = cluster.hosts
     address = cluster.run(first, "hostname", "-I").split()[0]

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-
-import pytest
 
 from tests.support.jobs import runner
 
@@ -53,11 +50,11 @@ CLOCK = re.compile(
 
 
 @cache
-def trees() -> list[tuple[Path, ast.AST]]:
+def trees():
     return [(path.relative_to(TESTS), ast.parse(path.read_text())) for path in FILES]
 
 
-def internals(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def internals(tree):
     """Line and name of each module of ours that is used and isn't public; scripts in texts, too."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -94,12 +91,12 @@ def internals(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield node.lineno, name
 
 
-def is_held_to_public_names(path: Path) -> bool:
+def is_held_to_public_names(path):
     """Whether it has tests. What these share, in support or beside them, may look inside."""
     return path.name.startswith(("test_", "conftest"))
 
 
-def is_inside_of(path: Path, module: str) -> bool:
+def is_inside_of(path, module):
     """Whether this is the module's file: named after its last components, in a folder of its."""
     parts = module.split(".")
     stem = path.stem.removeprefix("test_")
@@ -108,7 +105,7 @@ def is_inside_of(path: Path, module: str) -> bool:
     return named and folders.issuperset(path.parts[:-1])
 
 
-def test_insides_are_imported_by_the_file_of_their_name_or_by_helpers() -> None:
+def test_insides_are_imported_by_the_file_of_their_name_or_by_helpers():
     wrong = [
         f"{path}:{line}: {module}"
         for path, tree in trees()
@@ -119,7 +116,7 @@ def test_insides_are_imported_by_the_file_of_their_name_or_by_helpers() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_clocks_are_read_by_helpers_and_the_promises_of_time_alone() -> None:
+def test_clocks_are_read_by_helpers_and_the_promises_of_time_alone():
     wrong = [
         f"{path}:{number}: {line.strip()}"
         for path in (path.relative_to(TESTS) for path in FILES)
@@ -132,9 +129,9 @@ def test_clocks_are_read_by_helpers_and_the_promises_of_time_alone() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_no_function_is_written_twice() -> None:
+def test_no_function_is_written_twice():
     """What two files need lies in support, once; a line may be alike by chance."""
-    where: dict[str, list[str]] = {}
+    where = {}
     for path, tree in trees():
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -168,9 +165,7 @@ def test_is_skipped(): pass
 """
 
 
-def test_a_test_that_checks_nothing_fails(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_test_that_checks_nothing_fails(pytester, monkeypatch):
     """This is how executions that assert nothing are kept out of every run."""
     monkeypatch.setenv("PYTHONPATH", str(TESTS.parent))
     pytester.makeconftest(
@@ -197,8 +192,8 @@ def test_one_rank_fails(world): assert world.rank == 0
 
 
 def test_a_world_test_that_checks_nothing_on_any_rank_fails(
-    pytester: pytest.Pytester,
-) -> None:
+    pytester,
+):
     """Rank 0 reports what all ranks did."""
     pytester.makeconftest("from tests.conftest import *")
     path = pytester.makepyfile(IN_A_WORLD)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -88,9 +87,7 @@ RUNS = {
 
 
 @pytest.mark.parametrize("program", RUNS)
-def test_it_times_all_its_cases_and_all_are_right(
-    program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_times_all_its_cases_and_all_are_right(program, tmp_path, monkeypatch):
     if program == "hosts" and missing():
         pytest.skip(missing())
     name, *options = program.split()

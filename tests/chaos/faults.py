@@ -176,7 +176,7 @@ def draw(seed: int) -> Case:
     """The case of a seed."""
     choose = random.Random(seed)
     kind = choose.choice(list(KINDS))
-    moments: list[str | None] = [each for each in MOMENTS if is_possible(kind, each)]
+    moments = [each for each in MOMENTS if is_possible(kind, each)]
     if KINDS[kind].group in AT_RANDOM or kind == "SIGSTOP":
         moments += [None] * len(moments)
     moment = choose.choice(moments)

@@ -62,7 +62,7 @@ def run(
             fault.
     """
     status = folder / "status"
-    orders: dict[str, Any] = asdict(case)
+    orders = asdict(case)
     if after is None:
         orders["fault"] = None
     else:
@@ -119,7 +119,7 @@ def start(
     if second:
         ranks[HOSTS[1]] = second
     temporary = str(file.parent / "tmp")
-    how: dict[str, Any] = {
+    how = {
         "environment": {
             "TMPDIR": temporary,
             # Where Open MPI's daemons on other hosts make their folders.

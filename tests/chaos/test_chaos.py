@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import pytest
 
@@ -28,7 +27,7 @@ SEED = int(os.environ.get("CHAOS_SEED", "0"))
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+def cluster():
     if lacking := missing():
         pytest.skip(f"no hosts can be made here: {lacking}")
     with Cluster(HOSTS) as made:

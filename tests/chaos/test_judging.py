@@ -30,7 +30,7 @@ ChainerMN: rank 1 (process 101 on here) is gone
 """
 
 
-def seen(err: str) -> Seen:
+def seen(err):
     out = "RANK 0 100\nRANK 1 101\nRANK 2 102\n"
     return Seen(Job(1, out, err, ended=1.5), fault=1.0)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,21 +13,21 @@ from tests.support.worlds.topologies import ALGORITHMS, by_name
 
 
 @pytest.fixture(params=by_name(*ALGORITHMS))
-def comm(request: pytest.FixtureRequest) -> Iterator:
+def comm(request):
     """A communicator of each algorithm, and in the full tier of each name."""
     with create_communicator(request.param) as communicator:
         yield communicator
 
 
 @pytest.fixture
-def naive() -> Iterator:
+def naive():
     """A `naive` communicator, where the name makes no difference."""
     with create_communicator("naive") as communicator:
         yield communicator
 
 
 @pytest.fixture(params=["ours", "inherited"])
-def either(request: pytest.FixtureRequest, world) -> Iterator:
+def either(request, world):
     """A `naive` communicator, and one of a class that takes what it can from the base class."""
     if request.param == "ours":
         made = create_communicator("naive")
@@ -39,7 +38,7 @@ def either(request: pytest.FixtureRequest, world) -> Iterator:
 
 
 @pytest.fixture
-def folder(world, tmp_path: Path) -> Iterator[Path]:
+def folder(world, tmp_path):
     """A folder of all ranks, into which they trace."""
     found = Path(world.bcast(str(tmp_path))) / "traces"
     with traced_into(found):

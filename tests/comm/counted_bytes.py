@@ -141,7 +141,7 @@ def counted(
     class Window(SharedWindow):
         def __init__(self, comm: MPI.Intracomm, sizes: list[int]) -> None:
             super().__init__(comm, sizes)
-            buffers: list[Any] = [Counted(buffer, counts) for buffer in self.buffers]
+            buffers = [Counted(buffer, counts) for buffer in self.buffers]
             self.buffers = buffers
 
     # MPI for Python makes its duplicates of the same class.

@@ -22,7 +22,7 @@ from chainermn_comm.sums.shared_window import SharedWindow
 @contextmanager
 def recorded_sizes() -> Iterator[dict[str, list[int]]]:
     """Bytes of each chunk `packed` on this rank meanwhile, and of each message `sent`."""
-    found: dict[str, list[int]] = {"packed": [], "sent": []}
+    found = {"packed": [], "sent": []}
     pack = Chunk.pack
     exchange = pairwise.start_exchange
 
@@ -76,7 +76,7 @@ def is_in_shared_memory(array: np.ndarray) -> bool:
 
 
 # What is allocated, and where.
-MOMENTS: dict[str, tuple[Any, str]] = {
+MOMENTS = {
     "replaced gradients": (bucket, "_targets"),
     "gradients of zeros": (bucket.Bucket, "add_zeros"),
     "room for a sum": (verbs, "_prepared"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from mpi4py import MPI
 
@@ -12,7 +10,7 @@ from tests.support.worlds.models import with_grads
 x = np.ones(3, "f4")
 SIZE = MPI.COMM_WORLD.size
 # On the last rank's root, rank 0 waits.
-GIVEN: dict[str, tuple[Any, ...]] = {
+GIVEN = {
     method: tuple(given)
     for methods, *given in [
         ("bcast bcast_obj", x, None, SIZE - 1),

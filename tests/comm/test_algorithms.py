@@ -40,11 +40,11 @@ MODELS = models([(263_001,), (520, 510)], 60)
 
 # By default, and in the way of many ranks.
 Way = Callable[[], AbstractContextManager[object]]
-WAYS: list[Way] = [nullcontext, by_circulant]
+WAYS = [nullcontext, by_circulant]
 
 
 @cache
-def communicator(name: str, nodes: tuple[int, ...], way: Way, chunk_bytes: int | None):
+def communicator(name, nodes, way, chunk_bytes):
     """Kept for the whole run: chunks go on from call to call."""
     with way():
         comm = on_nodes(nodes, name)

@@ -26,9 +26,7 @@ SHELL = {**SLURM, "SLURM_PTY_PORT": "40000", "SLURM_TASK_PID": "1"}
 FOREIGN = {"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "2"}
 
 
-def create(
-    environment: dict[str, str], *words: str, script: str = CREATE
-) -> subprocess.CompletedProcess[str]:
+def create(environment, *words, script=CREATE):
     """Create a communicator in a process that a shell starts: its parent is no rank."""
     command = ["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", script, *words]
     variables = runner.variables(environment)

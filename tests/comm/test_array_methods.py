@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Sequence
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -24,7 +22,7 @@ pytestmark = [pytest.mark.world, pytest.mark.ranks(3)]
 two_ranks = pytest.mark.sizes(2)
 
 
-def all_same(found: Any, expected: Sequence) -> None:
+def all_same(found, expected):
     assert isinstance(found, tuple)
     assert list(map(type, found)) == list(map(type, expected))
     for array, wanted in zip(found, expected, strict=True):
@@ -33,11 +31,11 @@ def all_same(found: Any, expected: Sequence) -> None:
 
 @pytest.mark.parametrize("container", [tuple, list])
 def test_tuples_and_lists_with_scalars_arrive_as_tuples(naive, container):
-    def row(rank: int) -> Any:
+    def row(rank):
         scalars = [3, 2.5, True, 1j, np.float16(rank), np.int8(-3)]
         return container([sample(rank, "int32", "F"), np.zeros((0, 2)), *scalars])
 
-    def expected(rank: int) -> list[Any]:
+    def expected(rank):
         return [np.asarray(each)[()] for each in row(rank)]
 
     rank = naive.rank
@@ -98,7 +96,7 @@ def test_any_dtype_with_a_buffer_travels(naive):
 SIZES = (0, 1, 16_000, 16_383, 16_384, 16_385, 40_000, 65_000, 65_536, 65_537)
 
 
-def tuple_of_sizes(seed: int) -> tuple[np.ndarray, ...]:
+def tuple_of_sizes(seed):
     """Small arrays after large ones, in both memory orders; the order follows from the seed.
 
     So arrays of ranks differ in shape.

@@ -26,7 +26,7 @@ class Broken(Param):
 
 
 def test_parameters_become_those_of_rank_0(naive):
-    def data(rank: int) -> dict[str, np.ndarray]:
+    def data(rank):
         return {
             "big": np.arange(400_000.0) + rank,
             "fortran": np.asfortranarray(np.full((5, 6), rank, "float32")),

@@ -16,7 +16,7 @@ from chainermn_comm.runtime.blas_threads import (
 from tests.support.jobs import runner
 
 
-def share(cores, threads=1, group=None, chosen=False) -> RankResources:
+def share(cores, threads=1, group=None, chosen=False):
     return RankResources(frozenset(cores), group, threads, chosen)
 
 
@@ -101,7 +101,7 @@ UNSET = {
 }
 
 
-def threads_in_job(ranks: int, **environment: str) -> tuple[list[dict], str]:
+def threads_in_job(ranks, **environment):
     """What each rank reports of its threads, and what the job says on standard error."""
     job = runner.run_text(ranks, SCRIPT, environment=UNSET | environment)
     assert job.returncode == 0, job

@@ -37,7 +37,7 @@ def test_frames_of_ours_and_of_python_are_passed_over(between):
     first = test_frames_of_ours_and_of_python_are_passed_over.__code__.co_firstlineno
     assert between.call() == f"{name}:{first + 3}"
     assert functools.partial(between.call)() == f"{name}:{first + 4}"
-    found: list[str] = []
+    found = []
     with between.block(found):
         pass
     assert found == [f"{name}:{first + 6}"]

@@ -10,12 +10,12 @@ from chainermn_comm.numbers import casts
 EVERY_HALF = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
 
 
-def bits(array: np.ndarray) -> np.ndarray:
+def bits(array):
     """As integers; of what is no number, only that it is none."""
     return np.where(np.isnan(array), 0xFFFF, array.view(f"u{array.itemsize}"))
 
 
-def check(source: np.ndarray, dtype: str = "float16") -> None:
+def check(source, dtype="float16"):
     out = np.empty(source.size, dtype)
     with np.errstate(all="ignore"):
         casts.cast_into(source, out)

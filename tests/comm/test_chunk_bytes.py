@@ -22,7 +22,7 @@ VARIABLE = "CHAINERMN_CHUNK_BYTES"
 WIRE_DTYPES = (None, "float16", "float64")
 
 
-def whole_numbers(rank: int) -> dict[str, np.ndarray]:
+def whole_numbers(rank):
     """Gradients whose sums are exact."""
     shapes = {"a": (), "b": (3, 7), "c": (0,), "d": (1,), "e": (257,), "f": (16,)}
     rows = {"g": np.arange(30, dtype="float64") + 12 * rank}

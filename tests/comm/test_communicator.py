@@ -23,7 +23,7 @@ REQUIRED = {
 class Alone(PlainCommunicator):
     """One rank, and only what the interface asks for."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(MPI.COMM_SELF)
 
     def allreduce(self, data):

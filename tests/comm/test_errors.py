@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from typing import Any
 
 import pytest
 
@@ -18,10 +16,10 @@ from tests.support.oracles.raised import (
 
 
 def save(
-    handshake: Callable[..., Any],
-    is_wrong: bool,
-    make: Any = lambda: ValueError("planted"),
-) -> None:
+    handshake,
+    is_wrong,
+    make=lambda: ValueError("planted"),
+):
     """Raise what is made if this rank is wrong; a variable for it would keep it alive."""
     with raise_together(handshake, "save"):
         if is_wrong:

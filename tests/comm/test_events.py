@@ -15,7 +15,7 @@ EMIT = "import sys; from _chainermn_events import emit; emit('test', words=sys.a
 RANK_2 = {"PMI_RANK": "2", "PMI_SIZE": "3"}
 
 
-def stderr_of(script: str, *arguments: str, environment: dict[str, str]) -> str:
+def stderr_of(script, *arguments, environment):
     command = [sys.executable, "-c", script, *arguments]
     result = subprocess.run(
         command,

@@ -32,7 +32,7 @@ POWERS = {
 IN_FLOAT16 = ("any", "a few small", "below normal")
 
 
-def numbers(kind: str, rank: int, dtype: str) -> np.ndarray:
+def numbers(kind, rank, dtype):
     """Numbers of one kind: a fifth are zeros, and three fourths have the same sign on all ranks."""
     random = np.random.default_rng([rank, len(kind)])
     signs = np.random.default_rng(len(kind)).choice([-1, 1], COUNT)
@@ -42,7 +42,7 @@ def numbers(kind: str, rank: int, dtype: str) -> np.ndarray:
     return (signs * size).astype(dtype)
 
 
-def check(comm, rows: list[np.ndarray], wire: str) -> None:
+def check(comm, rows, wire):
     """Assert that the mean is near, and finite and other than 0 where the exact one is."""
     own = rows[0].dtype
     model = with_grads(w=rows[comm.rank].copy())

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import ml_dtypes  # noqa: F401  (NumPy knows bfloat16 by it)
 import numpy as np
 import pytest
@@ -29,14 +26,12 @@ before_any_data_move = pytest.mark.parametrize(
 several_ranks = pytest.mark.sizes(2, 3, 4)
 
 
-def values(rank: int, shape: tuple[int, ...], dtype: Any = "f4") -> np.ndarray:
+def values(rank, shape, dtype="f4"):
     random = np.random.default_rng([rank, *shape])
     return np.asarray(random.standard_normal(shape)).astype(dtype)
 
 
-def mean_in_rank_order(
-    rows: Sequence[np.ndarray], wire: np.dtype | None = None
-) -> np.ndarray:
+def mean_in_rank_order(rows, wire=None):
     """The sum in rank order in float32 or wider, divided, rounded to the wire's dtype and back."""
     wire = np.dtype(wire or rows[0].dtype)
     wide = np.promote_types(wire, np.dtype("f4"))
@@ -46,12 +41,12 @@ def mean_in_rank_order(
     return np.asarray(total / wide.type(len(rows))).astype(wire).astype(rows[0].dtype)
 
 
-def assert_equal_on_all_ranks(comm, model) -> None:
+def assert_equal_on_all_ranks(comm, model):
     mine = digest([param.grad for param in model.params.values()])
     assert comm.allgather_obj(mine) == [mine] * comm.size
 
 
-def sent_as(name: str, own: np.dtype, wire: np.dtype) -> np.dtype:
+def sent_as(name, own, wire):
     """How gradients travel on one machine."""
     if own.itemsize == wire.itemsize:  # neither of float16 and bfloat16 holds the other
         return own
@@ -143,11 +138,11 @@ def test_missing_gradients_count_as_zeros_with_zero_fill(comm):
         assert each["lazy"].grad is None
 
 
-def ones(size: int, dtype: str = "f4") -> Param:
+def ones(size, dtype="f4"):
     return Param(np.ones(size, dtype), np.ones(size, dtype))
 
 
-def model_of(**others: Param | None) -> Model:
+def model_of(**others):
     params = {"a": ones(2, "f8"), "b": ones(3), "c": ones(4, "f8")} | others
     return Model(**{name: param for name, param in params.items() if param})
 
@@ -221,7 +216,7 @@ def test_memory_that_one_rank_lacks_is_told_on_all(world, what):
     lacking = what == "the first use" or world.rank == 1  # whose making is collective
     with create_communicator("hierarchical") as comm:
 
-        def call() -> None:
+        def call():
             if what == "room for a sum":
                 comm.allreduce(np.ones(3, "f4"))
                 return

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 import re
-from pathlib import Path
 
 import pytest
 
@@ -33,7 +32,7 @@ CASES = [
 FEW = random.Random(SEED).sample(CASES, 8)
 
 
-def interrupt(folder: Path, ranks: int, case: tuple[str, str], count: int) -> None:
+def interrupt(folder, ranks, case, count):
     """Interrupt calls at as many places; a job goes on with the next one where it isn't aborted."""
     draw = random.Random(f"{SEED} {ranks} {case}")
     odd = draw.randrange(ranks)

@@ -25,7 +25,7 @@ NOTED = 5
 MANY = 1100
 
 
-def held() -> tuple[int, int, int, int]:
+def held():
     """Memory maps, file descriptors and KiB of this process, and files in shared memory."""
     status = Path("/proc/self/status").read_text().splitlines()
     kib = next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
@@ -33,7 +33,7 @@ def held() -> tuple[int, int, int, int]:
     return maps, len(os.listdir("/proc/self/fd")), kib, len(os.listdir("/dev/shm"))
 
 
-def use(world, name: str, nodes: list[int], times: int) -> set[int]:
+def use(world, name, nodes, times):
     """Make communicators, use and release them; the numbers recorded meanwhile."""
     numbers = set()
     for time in range(times):

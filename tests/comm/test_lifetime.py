@@ -31,7 +31,7 @@ from tests.support.worlds.topologies import (
 pytestmark = pytest.mark.world
 
 
-def place(comm) -> tuple[int, ...]:
+def place(comm):
     return comm.intra_rank, comm.intra_size, comm.inter_rank, comm.inter_size
 
 

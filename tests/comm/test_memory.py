@@ -23,7 +23,7 @@ SMALL = 1 << 14
 FEW_CHUNKS = 16 * MIB
 
 
-def extra_bytes(comm, megabytes: int, transposed: bool = False) -> int:
+def extra_bytes(comm, megabytes, transposed=False):
     """The most that NumPy held during a call, beside what it held before.
 
     `transposed` makes one of the model's large arrays so.

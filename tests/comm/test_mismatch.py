@@ -18,7 +18,7 @@ from tests.support.worlds.models import with_grads
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4), pytest.mark.ranks(3)]
 
 
-def still_works(comm) -> None:
+def still_works(comm):
     assert comm.allreduce_obj(1) == comm.size
     assert comm.allreduce(1.0) == comm.size
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 
 from chainermn_comm import CommunicatorBase, create_communicator
 from chainermn_comm.named_communicators import (
@@ -60,11 +58,11 @@ def test_classes_take_what_create_communicator_takes(world):
 class Counting(NaiveCommunicator):
     """Takes the mean itself, as classes of users did, and counts."""
 
-    def __init__(self, mpi_comm: MPI.Intracomm) -> None:
+    def __init__(self, mpi_comm):
         super().__init__(mpi_comm)
         self.means: list[str] = []
 
-    def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
+    def multi_node_mean_grad(self, model, zero_fill=False):
         self.means.append("own")
         super().multi_node_mean_grad(model, zero_fill)
 
@@ -72,7 +70,7 @@ class Counting(NaiveCommunicator):
 class CountingTwice(Counting):
     """A class of a user's class, by the name of ChainerMN 1.3."""
 
-    def allreduce_grad(self, model: Any) -> None:
+    def allreduce_grad(self, model):
         self.means.append("outer")
         super().allreduce_grad(model)
 
@@ -109,5 +107,5 @@ def test_either_name_of_the_mean_will_do(world):
     mean = own.pop("allreduce_grad")
     own["__init__"] = methods["__init__"]
     own["multi_node_mean_grad"] = lambda comm, model, zero_fill=False: mean(comm, model)
-    made: Any = type("OfChainer7", (CommunicatorBase,), own)
+    made = type("OfChainer7", (CommunicatorBase,), own)
     check_mean(made(world))

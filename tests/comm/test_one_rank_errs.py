@@ -27,7 +27,7 @@ READ_ONLY.flags.writeable = False
 class Raising:
     """Raises an error when it is pickled."""
 
-    def __init__(self, error: BaseException | type[BaseException]) -> None:
+    def __init__(self, error):
         self.error = error
 
     def __reduce__(self):
@@ -74,11 +74,11 @@ class Case:
     call: Callable[[Any, Any], Any] = lambda method, given: method(given)
 
 
-def several(method: Any, given: tuple[Any, ...]) -> Any:
+def several(method, given):
     return method(*given)
 
 
-def mean_of(method: Any, grad: Any) -> None:
+def mean_of(method, grad):
     model = with_grads(w=x.copy())
     model["w"].grad = grad
     method(model)

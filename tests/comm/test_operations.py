@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import reduce
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -25,12 +24,12 @@ ours_and_inherited = pytest.mark.parametrize(
 )
 
 
-def drawn(rank: int, size: int, dtype: Any) -> np.ndarray:
+def drawn(rank, size, dtype):
     numbers = np.random.default_rng([rank, size]).standard_normal(size) * 50
     return numbers.astype(dtype)
 
 
-def with_nans(rank: int, size: int, dtype: Any) -> np.ndarray:
+def with_nans(rank, size, dtype):
     """Numbers drawn for a rank, of which another one on each is NaN if floats are wanted."""
     numbers = drawn(rank, size, dtype)
     if numbers.dtype.kind not in "ib" and size > 1:
@@ -64,7 +63,7 @@ def test_what_travels_in_rounds_is_the_same(world, op, dtype):
 
 @ours_and_inherited
 def test_what_ranks_get_may_differ_in_shape_and_dtype(comm, kind):
-    def given(rank: int, to: int) -> np.ndarray:
+    def given(rank, to):
         large = drawn(rank, 700_000, "f8").reshape(700, 1000)
         return (large, np.array(drawn(rank, 1, "i2")[0]), large[:, :0])[to % 3]
 

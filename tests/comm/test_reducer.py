@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -45,14 +43,14 @@ several_ranks = pytest.mark.sizes(2, 3, 4)
 
 
 @pytest.fixture(params=OURS)
-def comm(request, world) -> Iterator[Any]:
+def comm(request, world):
     with MAKERS[request.param](world) as communicator:
         # All is made that a test may need while a thread communicates.
         check_mean(communicator)
         yield communicator
 
 
-def buckets_of(rank: int, missing: str = "") -> list[Model]:
+def buckets_of(rank, missing=""):
     """A rank's gradients, some of which are missing."""
     random = np.random.default_rng(rank)
     grads = {}
@@ -64,19 +62,19 @@ def buckets_of(rank: int, missing: str = "") -> list[Model]:
     return [Model(**{name: model[name] for name in names}) for names in BUCKETS]
 
 
-def whole(buckets: Iterable[Model]) -> Model:
-    params: dict[str, Param] = {}
+def whole(buckets):
+    params = {}
     for bucket in buckets:
         params |= bucket.params
     return Model(**params)
 
 
-def bits(*buckets: Model) -> dict[str, str]:
+def bits(*buckets):
     params = whole(buckets).params
     return {name: digest([param.grad]) for name, param in params.items()}
 
 
-def expected(comm: Any, missing: str = "", zero_fill: bool = False) -> dict[str, str]:
+def expected(comm, missing="", zero_fill=False):
     """The bits of the whole model's mean, taken at once (collective)."""
     model = whole(buckets_of(comm.rank, missing))
     comm.multi_node_mean_grad(model, zero_fill)
@@ -120,7 +118,7 @@ def test_any_thread_may_wait_for_means_through_another_communicator(comm):
 class Refused(Exception):
     """An error that can't be made of its text alone."""
 
-    def __init__(self, number: int, *, reason: str) -> None:
+    def __init__(self, number, *, reason):
         super().__init__(f"{number}: {reason}")
         self.reason = reason
 

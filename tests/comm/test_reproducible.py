@@ -6,7 +6,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, partial, reduce
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ CHUNK_BYTES = (None, 4096)
 MODELS = models([(263_001,), (520, 510)], 60)
 
 
-def cases(size: int) -> list[tuple[str, tuple[int, ...]]]:
+def cases(size):
     """Every name over every topology on which it can be."""
     return [
         (name, nodes)
@@ -35,14 +34,14 @@ def cases(size: int) -> list[tuple[str, tuple[int, ...]]]:
 
 
 @cache
-def communicator(name: str, nodes: tuple[int, ...], chunk_bytes: int | None) -> Any:
+def communicator(name, nodes, chunk_bytes):
     """Kept for the whole run."""
     comm = reproducible(nodes, name)
     comm.set_config("chunk_bytes", chunk_bytes)
     return comm
 
 
-def take_mean(comm: Any, model: Model, zero_fill: bool, in_buckets: bool) -> str:
+def take_mean(comm, model, zero_fill, in_buckets):
     """The digest of the means of a whole model, or of buckets of one parameter each."""
     if in_buckets:
         buckets = [Model(**{name: it}) for name, it in model.params.items()]
@@ -52,7 +51,7 @@ def take_mean(comm: Any, model: Model, zero_fill: bool, in_buckets: bool) -> str
     return digest([param.grad for param in model.params.values()])
 
 
-def differing(comm: Any, found: dict[Any, str]) -> set[Any]:
+def differing(comm, found):
     """What hasn't, on all ranks, the bits of the first (collective)."""
     views = comm.allgather_obj(found)
     first = next(iter(views[0].values()))
@@ -85,7 +84,7 @@ def test_any_model_has_the_same_bits_by_all_names_over_all_topologies_in_any_pie
     check()
 
 
-def orders_differ(rank: int) -> np.ndarray:
+def orders_differ(rank):
     """Numbers whose sum depends on the order of ranks."""
     random = np.random.default_rng(rank)
     numbers = random.standard_normal(3000) * 10.0 ** random.integers(-6, 6, 3000)

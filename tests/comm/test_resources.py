@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import weakref
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
@@ -144,7 +143,7 @@ print("well")
 
 
 @pytest.mark.full
-def test_a_loop_makes_as_many_as_it_likes(tmp_path: Path) -> None:
+def test_a_loop_makes_as_many_as_it_likes(tmp_path):
     """MPICH has 2,048; of those in use, one too many is an error that a script can catch."""
     script = tmp_path / "script.py"
     script.write_text(MANY)

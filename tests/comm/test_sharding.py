@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,17 +16,17 @@ from tests.support.worlds.third_party import PlainCommunicator
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4)]
 
 
-def gradient(seed: int, *shape: int) -> np.ndarray:
+def gradient(seed, *shape):
     return np.random.default_rng(seed).standard_normal(shape)
 
 
-def held(grad: Any, *shardings: Sharding) -> Param:
+def held(grad, *shardings):
     param = Param(grad, grad)
     param.shardings = shardings  # type: ignore[attr-defined]
     return param
 
 
-def norm_of(*whole: np.ndarray) -> float:
+def norm_of(*whole):
     return float(np.linalg.norm(np.concatenate([each.ravel() for each in whole])))
 
 

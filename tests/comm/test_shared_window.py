@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -37,7 +35,7 @@ NO_ROOM = (
 def test_where_one_node_has_no_window_mpi_serves_and_one_line_says_why(
     world, monkeypatch, capfd, what, line
 ):
-    owner: Any = SharedWindow
+    owner = SharedWindow
     if what == "obstacle":
         owner = shared_window
     real = getattr(owner, what)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import copy
 import pickle
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,17 +23,17 @@ x = np.ones(1 << 20, "f4")  # so large that its sender waits
 TAG = 5
 
 
-def agreement(comm: Any) -> None:
+def agreement(comm):
     reducer = comm.make_reducer()
     reducer.add(with_grads(w=np.ones(9, "f4")))
     reducer.agree()
 
 
-def calling(method: str, *arguments: Any) -> Callable[[Any], Any]:
+def calling(method, *arguments):
     return lambda comm: getattr(comm, method)(*arguments)
 
 
-def message(method: str, *data: Any) -> Callable[[Any], Any]:
+def message(method, *data):
     return lambda comm: getattr(comm, method)(*data, 1 - comm.rank, TAG)
 
 
@@ -65,7 +63,7 @@ NAMES = {
 }
 
 
-def waits_in() -> list[str]:
+def waits_in():
     """The operations in which this process waits."""
     found = [call for call in recorded_calls() if call.communicator != WORLD]
     return [call.operation for call in found if call.waits]

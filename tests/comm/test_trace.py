@@ -67,7 +67,7 @@ def test_calls_wait_for_the_rank_that_is_late(world, folder):
     assert world.rank > 0 or waited >= 0.1
 
 
-def named(folder, rank: int, name: str) -> list[dict]:
+def named(folder, rank, name):
     """What a rank's events of that name tell."""
     return [event["args"] for event in events(folder, rank) if event["name"] == name]
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.support.jobs.runner import Job, run_command, run_text, variables
+from tests.support.jobs.runner import run_command, run_text, variables
 
 # Each rank's clock is far from the others', and goes faster than rank 0's; by their own
 # words ranks are on different machines. Rank 1 is late each time.
@@ -37,11 +36,11 @@ comm.finalize()
 """
 
 
-def traced(folder: Path, ranks: int, text: str) -> Job:
+def traced(folder, ranks, text):
     return run_text(ranks, text, environment={"CHAINERMN_TRACE": str(folder)})
 
 
-def trace(*arguments: object) -> str:
+def trace(*arguments):
     """What `chainermn trace` says."""
     command = [sys.executable, "-m", "chainermn_tools", "trace", *map(str, arguments)]
     done = run_command(command, variables(), 200)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 
@@ -14,8 +13,8 @@ pytestmark = pytest.mark.world
 
 @pytest.mark.parametrize("is_dropped", [False, True])
 def test_work_through_a_channel_is_in_the_background_until_the_main_thread_has_it(
-    naive: Any, is_dropped: bool
-) -> None:
+    naive, is_dropped
+):
     in_background.clear()
     with naive.split(0, naive.rank) as channel, ThreadPoolExecutor(1) as thread:
         reducer = naive.make_reducer()

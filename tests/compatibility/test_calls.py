@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,14 +32,14 @@ class Called:
     job: runner.Job
 
 
-def called(folder: Path, names: list[str], environment: dict[str, str]) -> Called:
+def called(folder, names, environment):
     quiet = {"PYTHONWARNINGS": "ignore", **environment}
     where = ("-m", "tests.compatibility.calls", folder, *names)
     job = runner.run(RANKS, *where, environment=quiet, cwd=ROOT)
     return Called([results_in(folder / str(n)) for n in range(RANKS)], job)
 
 
-def results_in(path: Path) -> dict[str, Any]:
+def results_in(path):
     found = {}
     if path.exists():
         for line in path.read_text().splitlines():

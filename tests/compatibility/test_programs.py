@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import chainer
 import chainer.functions as F
@@ -26,9 +24,7 @@ FOLDER = Path(__file__).parent / "programs"
 SECONDS = 120.0  # ends a hang, no more
 
 
-def run_program(
-    name: str, ranks: int, folder: Path, *change: tuple[str, str]
-) -> runner.Job:
+def run_program(name, ranks, folder, *change):
     """Run a program, each of whose ``change`` puts a text in the place of another one."""
     text = (FOLDER / f"{name}.py").read_text()
     for before, after in change:
@@ -37,7 +33,7 @@ def run_program(
     return runner.run_text(ranks, text, folder, seconds=SECONDS)
 
 
-def printed(job: runner.Job) -> Any:
+def printed(job):
     assert job.returncode == 0, job
     return json.loads(job.out.splitlines()[-1])
 
@@ -46,7 +42,7 @@ def printed(job: runner.Job) -> Any:
 # the gradients that ranks would have.
 
 
-def batches(examples: Sequence[Any], ranks: int, size: int, step: int) -> list[Any]:
+def batches(examples, ranks, size, step):
     """The examples that each rank has in a step, where they are dealt in order."""
     length = len(examples) // ranks
     start = step * size % length
@@ -56,15 +52,15 @@ def batches(examples: Sequence[Any], ranks: int, size: int, step: int) -> list[A
     ]
 
 
-def mean(gradients: Sequence[np.ndarray]) -> np.ndarray:
+def mean(gradients):
     return sum(gradients[1:], gradients[0]) / len(gradients)
 
 
 def step_along_mean(
-    optimizer: Any,
-    losses: Iterable[chainer.Variable],
-    mean: Callable[[Sequence[np.ndarray]], np.ndarray] = mean,
-) -> None:
+    optimizer,
+    losses,
+    mean=mean,
+):
     """Step along the mean of these losses' gradients, a loss for each rank."""
     params = list(optimizer.target.params())
     found = []
@@ -77,11 +73,11 @@ def step_along_mean(
     optimizer.update()
 
 
-def weights(*models: chainer.Link) -> list[Any]:
+def weights(*models):
     return [param.array.tolist() for model in models for param in model.params()]
 
 
-def of_gan_updater(ranks: int) -> list[Any]:
+def of_gan_updater(ranks):
     maker, judge = gan_updater.make_models()
     of_maker = gan_updater.make_optimizer().setup(maker)
     of_judge = gan_updater.make_optimizer().setup(judge)
@@ -103,7 +99,7 @@ def of_gan_updater(ranks: int) -> list[Any]:
     return [weights(maker, judge)] * ranks
 
 
-def of_hand_written_loop(ranks: int) -> list[Any]:
+def of_hand_written_loop(ranks):
     model = hand_written_loop.make_model(seed=0)
     optimizer = hand_written_loop.make_optimizer().setup(model)
     # The first `update()` without a loss function gives all ranks rank 0's state.
@@ -115,11 +111,11 @@ def of_hand_written_loop(ranks: int) -> list[Any]:
     return [{"t": times, "weights": weights(model)}] * ranks
 
 
-def of_duck_typed_optimizer(ranks: int) -> list[Any]:
+def of_duck_typed_optimizer(ranks):
     model = duck_typed_optimizer.make_model()
     optimizer = duck_typed_optimizer.make_optimizer().setup(model)
     optimizer.add_hook(chainer.optimizer_hooks.WeightDecay(0.01))
-    starts: list[np.ndarray] = []
+    starts = []
     for step in range(8):
         parts = batches(duck_typed_optimizer.make_examples(), ranks, 4, step)
         step_along_mean(
@@ -134,7 +130,7 @@ def of_duck_typed_optimizer(ranks: int) -> list[Any]:
     return [{"lr": optimizer.lr, "weights": weights(model)}] * ranks
 
 
-def of_communicator_subclass(ranks: int) -> list[Any]:
+def of_communicator_subclass(ranks):
     np.random.seed(0)
     model = L.Linear(3, 1)
     optimizer = chainer.optimizers.SGD(lr=0.125).setup(model)
@@ -149,7 +145,7 @@ def of_communicator_subclass(ranks: int) -> list[Any]:
     return [weights(model)] * ranks
 
 
-def of_aggregating_evaluator(ranks: int) -> list[Any]:
+def of_aggregating_evaluator(ranks):
     inputs, labels = chainer.dataset.concat_examples(
         aggregating_evaluator.make_examples()[:]
     )
@@ -164,7 +160,7 @@ def of_aggregating_evaluator(ranks: int) -> list[Any]:
     return [[noted] * 2] * ranks
 
 
-def of_filter_parallel_convolution(ranks: int) -> list[Any]:
+def of_filter_parallel_convolution(ranks):
     whole = filter_parallel_convolution.make_filters()
     images = chainer.Parameter(filter_parallel_convolution.make_images())
     outputs = F.convolution_2d(images, whole, pad=1).array.tolist()

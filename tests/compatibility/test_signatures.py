@@ -19,7 +19,7 @@ DIFFERENCES = [each for each in listed.load() if each.signatures]
 TWOFOLD = ["chainermn.functions.pseudo_connect", "chainermn.links.create_mnbn_model"]
 
 
-def problems(line: str) -> list[str]:
+def problems(line):
     path, before = read(line)
     try:
         value = found(path, called=before is not None)

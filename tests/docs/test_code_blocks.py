@@ -4,7 +4,6 @@ import json
 import re
 import runpy
 from collections import Counter
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from chainermn_tools import cli
 from tests.support.jobs.commands import environment
 from tests.support.jobs.runner import run_command
 
-from .blocks import PAGES, ROOT, Block, blocks
+from .blocks import PAGES, ROOT, blocks
 
 # What a page's blocks take for granted, by page.
 GIVEN = Path(__file__).parent / "given"
@@ -42,25 +41,25 @@ ALL = {page: blocks(page) for page in PAGES}
 EACH = [block for found in ALL.values() for block in found]
 
 
-def is_run(block: Block) -> bool:
+def is_run(block):
     """Whether it is run here."""
     return not block.note.keys() & {"not run", "run by"}
 
 
-def run(folder: Path, statuses: list[int], *command: str) -> str:
+def run(folder, statuses, *command):
     """Run a command in `folder` to its end, and return what it printed."""
     job = run_command([*command], environment(MPLBACKEND="Agg"), SECONDS, cwd=folder)
     assert job.returncode in statuses, f"{command}: {job}"
     return job.out + job.err
 
 
-def shell(folder: Path, block: Block) -> None:
+def shell(folder, block):
     """Run a block's commands; one of a console also shows what they print.
 
     There `...` is anything, and a number with a decimal point any such number.
     """
 
-    def bash(text: str) -> str:
+    def bash(text):
         return run(
             folder,
             block.statuses,
@@ -84,10 +83,10 @@ def shell(folder: Path, block: Block) -> None:
         )
 
 
-def pattern(shown: str) -> str:
+def pattern(shown):
     anything = (r"\.\.\.", r"[\s\S]*?"), (r"\d+\.\d+", r"\d+\.\d+"), (r"\s+", r"\s+")
 
-    def of(word: str) -> str:
+    def of(word):
         return next(
             (any_ for one, any_ in anything if re.fullmatch(one, word)), re.escape(word)
         )
@@ -95,7 +94,7 @@ def pattern(shown: str) -> str:
     return "".join(map(of, re.split(r"(\.\.\.|\b\d+\.\d+\b|\s+)", shown.strip())))
 
 
-def change(folder: Path, block: Block) -> None:
+def change(folder, block):
     """Apply a diff: what a hunk takes for there must be there, once."""
     file = folder / block.title
     text = file.read_text()
@@ -110,7 +109,7 @@ def change(folder: Path, block: Block) -> None:
     file.write_text(text)
 
 
-def perform(folder: Path, block: Block, scripts: dict[int, str]) -> None:
+def perform(folder, block, scripts):
     """Do with a block what its language asks for; Python without a title is collected."""
     if "of" in block.note:
         assert block.text in (ROOT / block.note["of"]).read_text(), (
@@ -129,14 +128,14 @@ def perform(folder: Path, block: Block, scripts: dict[int, str]) -> None:
         (folder / block.title).write_text(block.text)
 
 
-def given(page: str) -> tuple[str, list[Path]]:
+def given(page):
     """What comes before the page's Python, and the files that its blocks take for granted."""
     files = sorted((GIVEN / page.removesuffix(".md").replace("/", "-")).glob("*.py"))
     before = [file.read_text() for file in files if file.name == "before.py"]
     return "".join(before), [file for file in files if file.name != "before.py"]
 
 
-def tier_of(page: str) -> list[pytest.MarkDecorator]:
+def tier_of(page):
     """The mark of the page's tier, if it isn't the first."""
     if MANY_JOBS.fullmatch(page):
         return [pytest.mark.full]
@@ -153,11 +152,11 @@ def tier_of(page: str) -> list[pytest.MarkDecorator]:
         if any(map(is_run, found))
     ],
 )
-def test_blocks_of_a_page_do_what_they_say(page: str, tmp_path: Path) -> None:
+def test_blocks_of_a_page_do_what_they_say(page, tmp_path):
     before, files = given(page)
     for file in files:
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    scripts: dict[int, str] = {}
+    scripts = {}
     for block in filter(is_run, ALL[page]):
         perform(tmp_path, block, scripts)
     for ranks, text in scripts.items():
@@ -170,14 +169,14 @@ def test_blocks_of_a_page_do_what_they_say(page: str, tmp_path: Path) -> None:
 
 
 # The Python of each page that runs on so many ranks.
-ON_SEVERAL: dict[tuple[str, int], str] = {}
+ON_SEVERAL = {}
 for one in filter(is_run, EACH):
     if one.ranks > 1:
         key = one.page, one.ranks
         ON_SEVERAL[key] = ON_SEVERAL.get(key, "") + one.text
 
 
-def parameters_below(variable: chainer.Variable) -> Iterator[chainer.Variable]:
+def parameters_below(variable):
     """What a variable was computed from, as far as this rank knows."""
     functions = [variable.creator_node]
     while functions:
@@ -212,9 +211,7 @@ def finite_gradients(monkeypatch):
         for (page, ranks), text in ON_SEVERAL.items()
     ],
 )
-def test_python_for_several_ranks_runs(
-    page, text, world, tmp_path, monkeypatch
-) -> None:
+def test_python_for_several_ranks_runs(page, text, world, tmp_path, monkeypatch):
     """In this world, which needs no job of its own."""
     monkeypatch.chdir(world.bcast(tmp_path))
     script = tmp_path / "page.py"
@@ -222,7 +219,7 @@ def test_python_for_several_ranks_runs(
     assert runpy.run_path(str(script), run_name="__main__")
 
 
-def test_blocks_that_no_test_runs_are_known() -> None:
+def test_blocks_that_no_test_runs_are_known():
     skipped = [block for block in EACH if "not run" in block.note]
     counted = Counter(block.page.split("/")[0] for block in skipped)
     reasons = "\n".join(f"{block}: {block.note['not run']}" for block in skipped)
@@ -231,13 +228,13 @@ def test_blocks_that_no_test_runs_are_known() -> None:
     )
 
 
-def test_tests_that_are_said_to_run_a_block_exist() -> None:
+def test_tests_that_are_said_to_run_a_block_exist():
     named = [block.note["run by"] for block in EACH if "run by" in block.note]
     assert named
     assert [name for name in named if not (ROOT / name).is_file()] == []
 
 
-def uses_of_the_command() -> Iterator[tuple[Block, list[str]]]:
+def uses_of_the_command():
     """Each one in a block for the shell, run or not, as words."""
     begins = re.compile(r"\s*(?:\$ )?(?:mpiexec (?:-\w+ \S+ )*)?chainermn (.*)")
     for block in EACH:
@@ -248,7 +245,7 @@ def uses_of_the_command() -> Iterator[tuple[Block, list[str]]]:
                 yield from ((block, use[1].split()) for use in uses if use)
 
 
-def test_options_of_the_command_exist() -> None:
+def test_options_of_the_command_exist():
     uses = list(uses_of_the_command())
     assert uses
     context = click.Context(cli.commands)

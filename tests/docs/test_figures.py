@@ -17,7 +17,7 @@ FETCHED = re.compile(
 BYTES = {".svg": 60_000, ".png": 80_000}
 
 
-def test_every_picture_is_on_a_page() -> None:
+def test_every_picture_is_on_a_page():
     shown = {
         (ROOT / page).parent.joinpath(target).resolve()
         for page in PAGES
@@ -27,7 +27,7 @@ def test_every_picture_is_on_a_page() -> None:
 
 
 @pytest.mark.parametrize("path", FIGURES, ids=lambda path: path.name)
-def test_a_picture_is_small_and_whole(path) -> None:
+def test_a_picture_is_small_and_whole(path):
     assert path.stat().st_size < BYTES[path.suffix]
     if path.suffix == ".svg":
         text = path.read_text()

@@ -2,7 +2,6 @@
 
 import pkgutil
 import re
-from collections.abc import Iterable
 
 from .blocks import PAGES, ROOT
 
@@ -21,7 +20,7 @@ FILES = [
 THEIRS = {"train.py", "your_script.py", "script.py", "setup.py"}
 
 
-def named(pattern: str, pages: Iterable[str] = PAGES) -> list[tuple[str, str]]:
+def named(pattern, pages=PAGES):
     """Each page with each thing that it names so; there must be some."""
     found = [
         (page, name) for page in pages for name in re.findall(pattern, TEXTS[page])
@@ -30,7 +29,7 @@ def named(pattern: str, pages: Iterable[str] = PAGES) -> list[tuple[str, str]]:
     return sorted(set(found))
 
 
-def can_be_imported(path: str) -> bool:
+def can_be_imported(path):
     try:
         pkgutil.resolve_name(path)
     except (AttributeError, ImportError):
@@ -38,7 +37,7 @@ def can_be_imported(path: str) -> bool:
     return True
 
 
-def test_dotted_names_of_ours_can_be_imported() -> None:
+def test_dotted_names_of_ours_can_be_imported():
     assert not [
         f"{page}: {path}"
         for page, path in named(r"`(chainermn\w*(?:\.\w+)+)")
@@ -47,7 +46,7 @@ def test_dotted_names_of_ours_can_be_imported() -> None:
     ]
 
 
-def test_files_exist() -> None:
+def test_files_exist():
     made = set(named(r'title="([^"]+)"'))  # on the page itself
     files = [each for each in named(r"`([\w/.-]+\.py)`") if each[1] not in THEIRS]
     assert not [
@@ -57,7 +56,7 @@ def test_files_exist() -> None:
     ]
 
 
-def test_links_of_readmes_lead_to_files() -> None:
+def test_links_of_readmes_lead_to_files():
     """The manual's own links are looked at when it is built."""
     readmes = [page for page in PAGES if page.endswith("README.md")]
     assert not [
@@ -67,7 +66,7 @@ def test_links_of_readmes_lead_to_files() -> None:
     ]
 
 
-def test_variables_are_read_somewhere() -> None:
+def test_variables_are_read_somewhere():
     sources = "".join(file.read_text() for file in ROOT.glob("packages/**/*.py"))
     # With "_" before it, it is click's.
     variables = named(r"(?<!_)CHAINERMN_[A-Z_]*[A-Z]")
@@ -76,7 +75,7 @@ def test_variables_are_read_somewhere() -> None:
     ]
 
 
-def test_targets_of_make_exist() -> None:
+def test_targets_of_make_exist():
     """Those that sentences name, and those in blocks for the shell."""
     found = re.findall(r"^([\w%-]+):", (ROOT / "Makefile").read_text(), re.M)
     patterns = "|".join(target.replace("%", "[\\w.]+") for target in found)

@@ -2,14 +2,13 @@
 
 import re
 import tomllib
-from typing import Any
 
 import pytest
 
 from .blocks import ROOT
 
 FOLDERS = [ROOT, *sorted((ROOT / "packages").iterdir())]
-PROJECTS: dict[str, dict[str, Any]] = {
+PROJECTS = {
     project["name"]: project
     for folder in FOLDERS
     for project in [tomllib.loads((folder / "pyproject.toml").read_text())["project"]]
@@ -19,11 +18,11 @@ PARTS = sorted(PROJECTS.keys() - {"chainermn"})
 JOINING = {"and"}
 
 
-def declared(name: str) -> set[str]:
+def declared(name):
     return {re.match(r"[\w-]+", one)[0] for one in PROJECTS[name]["dependencies"]}  # type: ignore[index]
 
 
-def said(text: str) -> set[str]:
+def said(text):
     """The packages in a text such as "`-comm`, NumPy and click"."""
     if text == "the four":
         return set(PARTS)
@@ -31,7 +30,7 @@ def said(text: str) -> set[str]:
     return {name.lower() for name in names} - JOINING
 
 
-def rows(page: str, head: str) -> list[list[str]]:
+def rows(page, head):
     """The cells of the table of a page whose head begins so."""
     (table,) = re.findall(
         rf"^\| {head} \|.*\n\|[-|]+\n((?:\|.*\n)+)", (ROOT / page).read_text(), re.M

@@ -145,7 +145,7 @@ ROWS = {
 }
 
 
-def marked(name: str) -> object:
+def marked(name):
     row = ROWS[name]
     if row.only_there:
         mark = pytest.mark.sizes

@@ -1,12 +1,9 @@
 """The ImageNet example: what it leaves behind, and that it goes on after having been killed."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from tests.support.jobs.examples import IMAGENET, SECONDS, kill_when, log_of, train
-from tests.support.jobs.runner import Job
 from tests.support.jobs.scripts import imported
 from tests.support.plugins.pairwise import in_full
 
@@ -16,7 +13,7 @@ SMALL = ("--batchsize", "10", "--loaderjob", "1", "--size", "16")
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def images(tmp_path_factory):
     """20 images of each class to learn, and 5 to test."""
     folder = tmp_path_factory.mktemp("imagenet")
     with imported(IMAGENET.with_name("make_images.py")) as module:
@@ -24,7 +21,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def check(job: Job, out: Path, epochs: int, ranks: int = 2) -> None:
+def check(job, out, epochs, ranks=2):
     said = (
         f"100 images of 5 classes to learn, 25 to test; ranks {ranks}, batch 10 a rank"
     )

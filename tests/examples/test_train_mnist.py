@@ -2,7 +2,6 @@
 
 import re
 import sys
-from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -17,14 +16,14 @@ from tests.support.jobs.examples import (
     train,
     train_here,
 )
-from tests.support.jobs.runner import Job, run
+from tests.support.jobs.runner import run
 
 SMALL = ("--unit", "60", "--epoch", "3", "--batchsize", "20")
 KEYS = {"epoch", "iteration", "elapsed_time", "main/loss", "main/accuracy"}
 KEYS |= {"validation/main/loss", "validation/main/accuracy"}
 
 
-def rows_of_table(stdout: str) -> list[int]:
+def rows_of_table(stdout):
     """The epochs that the table has a row for."""
     assert "\x1b" not in stdout
     return [
@@ -32,7 +31,7 @@ def rows_of_table(stdout: str) -> list[int]:
     ]
 
 
-def check_results(out: Path, files: set[str]) -> None:
+def check_results(out, files):
     """Those of three epochs."""
     log = log_of(out)
     assert len(log) == 3
@@ -58,7 +57,7 @@ def test_without_matplotlib_a_line_says_so(folder, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def three_epochs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Job]:
+def three_epochs(tmp_path_factory):
     """A job of two ranks that nothing interrupted."""
     out = tmp_path_factory.mktemp("three_epochs")
     return out, train(2, MNIST, *SMALL, "--communicator", "flat", "--out", out)
@@ -88,7 +87,7 @@ def test_a_killed_run_goes_on_with_the_same_bits_and_only_if_it_is_told_to(tmp_p
     killed = tmp_path / "killed"
     whole = tmp_path / "whole"
 
-    def newest() -> int:
+    def newest():
         names = [file.suffix[1:] for file in killed.glob("mnist.commit.*")]
         return max((int(name) for name in names if name != "tmp"), default=0)
 

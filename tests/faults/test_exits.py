@@ -55,7 +55,7 @@ class Row:
     script: dict[str, Any] = field(default_factory=dict)
 
 
-def end(name: str, others: str) -> Row:
+def end(name, others):
     """A rank that ends so while the others do that; see `failing.BODY`."""
     failure = ENDS[name]
     return Row(

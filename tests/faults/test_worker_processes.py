@@ -24,7 +24,7 @@ for name in sys.argv[1:]:
 """
 
 
-def public_modules() -> list[str]:
+def public_modules():
     """Those of the facade, and those that the API reference names."""
     table = runpy.run_path(str(ROOT / "src" / "chainermn_facade" / "_table.py"))
     pages = sorted((ROOT / "docs" / "api").glob("*.md"))

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
 
 from tests.support.doubles import gpus
-from tests.support.doubles.cupy_double import Gpu, installed
+from tests.support.doubles.cupy_double import installed
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Skip what needs a GPU where there is none, saying why."""
     marked = [item for item in items if item.get_closest_marker("gpu")]
     why = None
@@ -23,34 +20,34 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def no_means_of_other_tests() -> None:
+def no_means_of_other_tests():
     """Those that a test left in its errors' frames would send arrays by the host until they die."""
     gpus.forget_means()
 
 
 @pytest.fixture
-def double() -> Iterator[Gpu]:
+def double():
     """The double of the process's device, for what only that can show."""
     with installed() as device:
         yield device
 
 
 @pytest.fixture(params=["double", pytest.param("device", marks=pytest.mark.gpu)])
-def gpu(request: pytest.FixtureRequest, world: Any) -> Iterator[Any]:
+def gpu(request, world):
     """The rank's device, of either kind; nothing may be left on the double's streams."""
     with gpus.of_kind(request.param, world) as device:
         yield device
 
 
 @pytest.fixture
-def one_each(gpu: Any, world: Any) -> Any:
+def one_each(gpu, world):
     """Likewise, where no two ranks share one, as NCCL wants it."""
     gpus.one_each(world)
     return gpu
 
 
 @pytest.fixture
-def device(world: Any) -> Iterator[gpus.Real]:
+def device(world):
     """A real one alone, for what the double lacks; the test is marked `gpu`."""
     with gpus.real(world) as device:
         yield device

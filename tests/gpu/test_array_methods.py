@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -20,7 +19,7 @@ check = partial(check_array, is_there=True)
 
 
 @pytest.fixture(params=["naive", "hierarchical"])
-def comm(gpu, request) -> Iterator:
+def comm(gpu, request):
     """A communicator whose arrays pass through host memory, and one where NCCL can take them.
 
     It can't where ranks share a device.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -14,31 +13,30 @@ from tests.support.doubles import gpus
 from tests.support.jobs.scripts import ROOT
 from tests.support.oracles.samples import same, sample
 from tests.support.oracles.verbs import check
-from tests.support.worlds.models import Model
 from tests.support.worlds.topologies import on_nodes
 
 pytestmark = [pytest.mark.world, pytest.mark.ranks(1, 2, 3, 4)]
 
 
 @pytest.fixture
-def comm(double) -> Iterator:
+def comm(double):
     with create_communicator("hierarchical") as communicator:
         yield communicator
 
 
-def by_host(comm, double) -> None:
+def by_host(comm, double):
     """Assert that arrays on GPUs go through host memory (collective)."""
     double.copied_to_host = 0
     check_allgather(comm)
     assert double.copied_to_host > 0
 
 
-def check_allgather(comm) -> None:
+def check_allgather(comm):
     for rank, array in enumerate(comm.allgather(gpus.put_sample(comm.rank))):
         same(gpus.to_host(array), sample(rank, "float32"))
 
 
-def by_nccl(comm, double) -> None:
+def by_nccl(comm, double):
     double.copied_to_host = 0
     check_allgather(comm)
     assert double.copied_to_host == 0
@@ -82,7 +80,7 @@ def test_results_are_enqueued_on_the_current_stream(comm, double):
 
 
 def test_what_ranks_get_of_a_sum_may_differ_in_shape(comm, double):
-    def given(rank: int, to: int) -> np.ndarray:
+    def given(rank, to):
         return np.full((2 + 3 * to, 5), 7 * rank + to, "f4")
 
     me = comm.rank
@@ -92,12 +90,12 @@ def test_what_ranks_get_of_a_sum_may_differ_in_shape(comm, double):
     same(gpus.to_host(found), sum(given(rank, me) for rank in ranks))
 
 
-def full(comm, size: int, number: float) -> np.ndarray:
+def full(comm, size, number):
     """A rank's array, whose mean over ranks :func:`check_means` knows."""
     return np.full(size, comm.rank + number, "f4")
 
 
-def check_means(comm, model: Model, number: float) -> None:
+def check_means(comm, model, number):
     for param in model.params.values():
         mean = number + (comm.size - 1) / 2
         np.testing.assert_allclose(gpus.to_host(param.grad), mean, rtol=1e-6)
@@ -111,7 +109,7 @@ def test_sums_beside_means_in_a_thread_do_not_deadlock(world, gpu, during_backwa
 
     stream = cupy.cuda.Stream(non_blocking=True)
 
-    def take(work) -> None:
+    def take(work):
         with stream:
             work.wait()
 
@@ -162,13 +160,13 @@ def event_of(stream):
     return event
 
 
-def check_sum(comm) -> None:
+def check_sum(comm):
     found = comm.allreduce(gpus.put(np.full(9, comm.rank, "f4")))
     assert set(gpus.to_host(found)) == {sum(range(comm.size))}
 
 
 @pytest.fixture
-def by_pickles() -> Iterator[type]:
+def by_pickles():
     """The backend that CONTRIBUTING.md shows, and its communicator's name meanwhile."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
     names = {}

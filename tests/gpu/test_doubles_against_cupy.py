@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
 from importlib import util
 from inspect import Parameter, Signature
 from itertools import product
 from types import FunctionType, ModuleType, SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +27,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def real() -> dict[str, Any]:
+def real():
     """CuPy, and the classes of what its calls give, by their paths."""
     import cupy
     from cupy.cuda import nccl
@@ -52,7 +50,7 @@ def real() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def double() -> dict[str, Any]:
+def double():
     """The same of the double; without communicators, which would take several ranks."""
     cupy, cuda, nccl = cupy_double.make_cupy(cupy_double.Gpu(0))
     module = cupy.RawModule('extern "C"')
@@ -72,7 +70,7 @@ def double() -> dict[str, Any]:
     }
 
 
-def at(objects: dict[str, Any], path: str, *default: Any) -> Any:
+def at(objects, path, *default):
     """What lies there; raises AttributeError where nothing does and there is no default."""
     if path in objects:
         return objects[path]
@@ -80,7 +78,7 @@ def at(objects: dict[str, Any], path: str, *default: Any) -> Any:
     return getattr(at(objects, before, *default), name, *default)
 
 
-def signature(function: Callable[..., Any]) -> Signature:
+def signature(function):
     """By Python, or by the first line of what Cython wrote; without `self`."""
     try:
         found = inspect.signature(function)
@@ -96,13 +94,13 @@ def signature(function: Callable[..., Any]) -> Signature:
         ]
         inside = re.search(r"\((.*?)\)( ->|$)", lines[-1].replace("\\", "")).group(1)
         untyped = re.sub(r"[^,*]+ (?=\w+ *(=|,|$))", "", f",{inside}")
-        names: dict[str, Any] = {}
+        names = {}
         exec(f"def function({untyped.strip(', ')}): ...", names)
         found = inspect.signature(names["function"])
     return Signature([it for it in found.parameters.values() if it.name != "self"])
 
 
-def differences(double: Signature, real: Signature) -> Iterator[str]:
+def differences(double, real):
     """Why a call that the double takes may mean another one to the real function, or none."""
     names = list(real.parameters)
     for index, mine in enumerate(double.parameters.values()):
@@ -118,7 +116,7 @@ def differences(double: Signature, real: Signature) -> Iterator[str]:
             yield f"doesn't take {other}"
 
 
-def members(objects: dict[str, Any]) -> Iterator[str]:
+def members(objects):
     """The path of each public name that the double has."""
     for path in (*objects, "cupy.cuda", "cupy.cuda.runtime"):
         here = at(objects, path)

@@ -6,7 +6,6 @@ import contextlib
 import gc
 import re
 import time
-from collections.abc import Callable
 from itertools import product
 
 import numpy as np
@@ -19,7 +18,6 @@ from tests.support.doubles.nccl_double import NcclError
 from tests.support.jobs.runner import run_text
 from tests.support.oracles import verbs
 from tests.support.oracles.samples import same
-from tests.support.worlds.models import Model
 from tests.support.worlds.topologies import on_nodes
 
 world_of = pytest.mark.world
@@ -37,7 +35,7 @@ PREPARING = {
 ENQUEUED = ("compile", "launchKernel", "streamWaitEvent", "groupStart")
 ENQUEUED += ("groupEnd", "work", "eventQuery", "getAsyncError")
 # By name: the nodes, and calls of its own. Of nodes, those of the ranks that there are.
-NAMES: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
+NAMES = {
     "flat": ((0, 0, 0, 0), ("work", "eventQuery", OUT, BACK)),
     "pure_nccl": ((0, 0, 0, 0), (*ENQUEUED, "allReduce")),
     "hierarchical": (
@@ -54,13 +52,13 @@ LEADERS_ONLY += [("non_cuda_aware", OUT), ("non_cuda_aware", "broadcast")]
 RANKS = {"hierarchical": (3, 4), "two_dimensional": (4,), "non_cuda_aware": (4,)}
 
 
-def ranks(name: str) -> tuple[pytest.MarkDecorator, ...]:
+def ranks(name):
     """The numbers of ranks for which a name makes all of its calls."""
     sizes = RANKS.get(name, (2, 3, 4))
     return pytest.mark.sizes(*sizes), pytest.mark.ranks(sizes[0])
 
 
-def error_at(call: str) -> Exception | int:
+def error_at(call):
     if call[:5] in ("group", "getUn", "getAs", "commI") or call in OF_NCCL:
         return NcclError("NCCL_ERROR_UNHANDLED_CUDA_ERROR: it failed")
     if call == "work":
@@ -68,11 +66,11 @@ def error_at(call: str) -> Exception | int:
     return OUT_OF_MEMORY
 
 
-def model_of(rank: int) -> Model:
+def model_of(rank):
     return gpus.model_of([np.full(size, rank, "f4") for size in (3, 5, 2000)])
 
 
-def error_of(call: Callable[..., object], *args: object) -> str:
+def error_of(call, *args):
     """What it raises, which is a CommunicationError; empty where it raises nothing."""
     try:
         call(*args)

@@ -83,11 +83,11 @@ needs_compiler = pytest.mark.skipif(
 )
 
 
-def memory(address: int, nbytes: int) -> np.ndarray:
+def memory(address, nbytes):
     return np.frombuffer((ctypes.c_char * nbytes).from_address(address), np.uint8)
 
 
-def interesting(rng, size: int, dtype: str) -> np.ndarray:
+def interesting(rng, size, dtype):
     """Numbers of all magnitudes: too large or too small for the narrow ones, and no numbers."""
     with np.errstate(over="ignore"):
         values = (rng.standard_normal(size) * 10.0 ** rng.integers(-9, 9, size)).astype(
@@ -98,7 +98,7 @@ def interesting(rng, size: int, dtype: str) -> np.ndarray:
     return values
 
 
-def table_of(grads: list[np.ndarray]) -> np.ndarray:
+def table_of(grads):
     ends = np.cumsum([0] + [grad.size for grad in grads])
     rows = [
         (begin, g.ctypes.data, g.itemsize)
@@ -129,7 +129,7 @@ def test_any_mix_of_arrays(compiled, letter, arrays, offset, grid):
     place = mine.ctypes.data + offset * mine.itemsize
     other = expected.ctypes.data + offset * expected.itemsize
 
-    def by_double(name: str, divisor: float) -> None:
+    def by_double(name, divisor):
         if total:
             at = table.ctypes.data
             run_kernel(name, memory, at, len(grads), other, total, divisor)

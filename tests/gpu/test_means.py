@@ -43,7 +43,7 @@ RANKS = dict(
 BY_NODES = ("hierarchical", "two_dimensional", "non_cuda_aware")
 
 
-def named(*names: str):
+def named(*names):
     marks = {name: pytest.mark.ranks(ranks) for name, ranks in RANKS.items()}
     return pytest.mark.parametrize(
         "name", [pytest.param(name, marks=marks.get(name, ())) for name in names]
@@ -54,14 +54,14 @@ def named(*names: str):
 ALGORITHMS = named("flat", "hierarchical", "two_dimensional", "pure_nccl")
 
 
-def on_two_nodes(world, name: str):
+def on_two_nodes(world, name):
     """A communicator over two nodes; skips where NCCL has no device for each rank."""
     if name in NCCL:
         gpus.one_each(world)
     return on_nodes(IMPOSED[world.size][:2][-1], name)
 
 
-def run(comm, entries, zero_fill) -> list:
+def run(comm, entries, zero_fill):
     arrays = gradients(entries, comm.rank)
     # Those that are one array in host memory are one on the device, too.
     there = {

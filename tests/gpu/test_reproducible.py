@@ -14,7 +14,7 @@ from tests.support.worlds.topologies import IMPOSED, on_nodes
 pytestmark = [pytest.mark.world, pytest.mark.sizes(3, 4)]
 
 
-def arrays(rank: int) -> list[np.ndarray]:
+def arrays(rank):
     """Of which sums in other orders have other bits."""
     random = np.random.default_rng(rank)
     shapes = ((700,), (3, 5), (), (0,), (20_001,))
@@ -26,7 +26,7 @@ def arrays(rank: int) -> list[np.ndarray]:
     ]
 
 
-def bits(means: list[np.ndarray]) -> list[bytes]:
+def bits(means):
     return [mean.tobytes() for mean in means]
 
 

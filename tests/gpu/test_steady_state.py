@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from tests.support.doubles import gpus
-from tests.support.worlds.models import Model
 from tests.support.worlds.topologies import on_nodes
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4)]
@@ -24,7 +23,7 @@ ONE_TIME = ("compile", "streamCreate", "commInitRank", "memcpyAsync to host")
 SIZES = (5000, 3, 700, 2100, 64, 3000)
 
 
-def model_of(sizes: tuple[int, ...], number: float) -> Model:
+def model_of(sizes, number):
     return gpus.model_of([np.full(size, number, "f4") for size in sizes])
 
 

@@ -33,11 +33,11 @@ def comm(request, world, device):
         yield communicator
 
 
-def network() -> chainer.Chain:
+def network():
     """The same weights on each call."""
     random = np.random.default_rng(0)
 
-    def linear(n_in: int, n_out: int) -> L.Linear:
+    def linear(n_in, n_out):
         return L.Linear(
             n_in, n_out, initialW=random.standard_normal((n_out, n_in)).astype("f4")
         )
@@ -45,7 +45,7 @@ def network() -> chainer.Chain:
     return L.Classifier(chainer.Sequential(linear(6, 40), F.relu, linear(40, 3)))
 
 
-def network_on_gpu() -> chainer.Chain:
+def network_on_gpu():
     """On the current device."""
     device = chainer.backends.cuda.cupy.cuda.Device()
     model = network()
@@ -53,7 +53,7 @@ def network_on_gpu() -> chainer.Chain:
     return model
 
 
-def batches(number: int, ranks: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def batches(number, ranks):
     """Of all ranks put together."""
     random = np.random.default_rng(1)
     rows = ROWS * ranks
@@ -66,13 +66,13 @@ def batches(number: int, ranks: int) -> list[tuple[np.ndarray, np.ndarray]]:
     ]
 
 
-def mine(comm, batch: tuple[np.ndarray, np.ndarray]) -> list:
+def mine(comm, batch):
     """A rank's rows, on its device."""
     rows = slice(ROWS * comm.rank, ROWS * (comm.rank + 1))
     return [gpus.put(part[rows]) for part in batch]
 
 
-def scaled(optimizer, scale: str):
+def scaled(optimizer, scale):
     if scale == "dynamic":
         optimizer.loss_scaling(interval=3, scale=2.0**8)
     return optimizer

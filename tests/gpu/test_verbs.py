@@ -5,10 +5,8 @@ And what NCCL can take of GPUs' touches no host memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import product
-from typing import Any
 
 import pytest
 
@@ -37,7 +35,7 @@ EVERY = [
 
 
 @pytest.fixture
-def gpu(request: pytest.FixtureRequest, world: Any) -> Iterator[Any]:
+def gpu(request, world):
     kind = request.param
     with nullcontext() if kind == "no GPU" else gpus.of_kind(kind, world) as device:
         yield device

@@ -10,7 +10,6 @@ import pkgutil
 import sys
 import traceback
 import warnings
-from typing import Any
 
 import numpy as np
 
@@ -232,7 +231,7 @@ def check_repaired_modules_are_not_cached():
 
     folder = os.path.dirname(chainer.__file__)
     for name in {row.module for row in repairs.TABLE}:
-        spec: Any = sys.modules[name].__spec__
+        spec = sys.modules[name].__spec__
         repaired = isinstance(spec.loader, repairs.RepairingLoader)
         rows = [row for row in repairs.TABLE if row.module == name]
         assert repaired == any(row.since.is_broken() for row in rows), name

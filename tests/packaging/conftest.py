@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from uv import find_uv_bin
@@ -25,9 +24,7 @@ CONSTRAINTS = str(ROOT / "build-constraints.txt")
 SECONDS = 300  # ends what hangs; a slow index takes tens of seconds
 
 
-def run(
-    *command: str | Path, env: dict[str, str] | None = None, ok: bool = True, **how
-) -> str:
+def run(*command, env=None, ok=True, **how):
     """Run a command to its end and return what it printed; `ok`: it must succeed."""
     ours = ("CHAINERMN_", "PYTHON", "VIRTUAL_ENV")  # would reach into the environment
     inherited = {
@@ -53,25 +50,25 @@ class Environment:
     folder: Path
 
     @property
-    def python(self) -> Path:
+    def python(self):
         return self.folder / "bin" / "python"
 
     @property
-    def site_packages(self) -> Path:
+    def site_packages(self):
         (found,) = self.folder.glob("lib/python3.*/site-packages")
         return found
 
-    def install(self, *what: str | Path) -> None:
+    def install(self, *what):
         run(find_uv_bin(), "pip", "install", "-q", "--python", self.python, *what)
 
-    def uninstall(self, *names: str) -> None:
+    def uninstall(self, *names):
         run(find_uv_bin(), "pip", "uninstall", "-q", "--python", self.python, *names)
 
-    def check(self) -> None:
+    def check(self):
         """Every declared dependency of what is installed is installed too."""
         run(find_uv_bin(), "pip", "check", "--python", self.python)
 
-    def run(self, *arguments: str | Path, ranks: int = 1, **how: Any) -> str:
+    def run(self, *arguments, ranks=1, **how):
         """Run Python, on so many ranks, as the function `run` does."""
         work = self.folder / "work"
         work.mkdir(exist_ok=True)
@@ -81,7 +78,7 @@ class Environment:
         return run(*launcher, self.python, *arguments, cwd=work, **how)
 
 
-def ends_first(values: list[Any], ids: Callable[[Any], str]) -> list[Any]:
+def ends_first(values, ids):
     """Cases of them all: the first and the last value are in the first tiers."""
     marks = {value: pytest.mark.full for value in values[1:-1]}
     return [
@@ -90,7 +87,7 @@ def ends_first(values: list[Any], ids: Callable[[Any], str]) -> list[Any]:
     ]
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+def pytest_generate_tests(metafunc):
     """`combination` is each of them in turn, `python` each version found here."""
     if "combination" in metafunc.fixturenames:
         cases = ends_first(found_combinations(), "-".join)
@@ -100,7 +97,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("python", cases, scope="session")
 
 
-def pytest_report_collectionfinish(items: list[pytest.Item]) -> list[str]:
+def pytest_report_collectionfinish(items):
     """Say which Pythons are tested here: a newcomer's machine may have but one."""
     if not any(Path(__file__).parent in item.path.parents for item in items):
         return []
@@ -114,13 +111,13 @@ Make = Callable[[Path], object]
 
 
 @pytest.fixture(scope="session")
-def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Make], Path]:
+def made_once(tmp_path_factory):
     """Gives the folder of a name, filled by the first worker of pytest-xdist that asks for it."""
     base = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         base = base.parent
 
-    def find(name: str, make: Make) -> Path:
+    def find(name, make):
         folder = base / name
         made = base / f"{name}.made"
         with open(base / f"{name}.lock", "w") as lock:
@@ -135,10 +132,10 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Make],
 
 
 @pytest.fixture(scope="session")
-def wheels(made_once) -> dict[str, Path]:
+def wheels(made_once):
     """The five distributions, each built as sdist and from that as wheel: name to wheel."""
 
-    def build(folder: Path) -> None:
+    def build(folder):
         how = ("-q", "--no-sources", "--all-packages", "-o", folder)
         run(find_uv_bin(), "build", *how, ROOT)
 
@@ -150,21 +147,21 @@ def wheels(made_once) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def find_links(wheels: dict[str, Path]) -> tuple[str | Path, ...]:
+def find_links(wheels):
     """The arguments with which an installer finds the siblings."""
     return "--find-links", wheels["chainermn"].parent
 
 
 @pytest.fixture(scope="session")
-def environment_once(made_once) -> Callable[..., Environment]:
+def environment_once(made_once):
     """Gives the environment of a name, which is filled once and not to be changed."""
 
     def find(
-        name: str,
-        fill: Callable[[Environment], object],
-        python: str = sys.executable,
-    ) -> Environment:
-        def make(folder: Path) -> None:
+        name,
+        fill,
+        python=sys.executable,
+    ):
+        def make(folder):
             run(find_uv_bin(), "venv", "-q", "--python", python, folder)
             fill(Environment(folder))
 
@@ -175,13 +172,11 @@ def environment_once(made_once) -> Callable[..., Environment]:
 
 @pytest.fixture
 def environment(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Callable[..., Environment]:
+    tmp_path_factory,
+):
     """Makes an environment: `environment()` or `environment(python)`, or a copy `of` one."""
 
-    def make(
-        python: str | Path = sys.executable, of: Environment | None = None
-    ) -> Environment:
+    def make(python=sys.executable, of=None):
         folder = tmp_path_factory.mktemp("env")
         if of is None:
             run(find_uv_bin(), "venv", "-q", "--python", python, folder)
@@ -195,7 +190,7 @@ def environment(
 
 
 @pytest.fixture(scope="session")
-def everything(environment_once, wheels, find_links) -> Environment:
+def everything(environment_once, wheels, find_links):
     """All five distributions as wheels, by name, Chainer, and an MPI; not to be changed."""
     version = wheels["chainermn"].name.split("-")[1]
     what = f"chainermn[mpich]=={version}", *find_links
@@ -203,11 +198,11 @@ def everything(environment_once, wheels, find_links) -> Environment:
 
 
 @pytest.fixture(scope="session")
-def environment_on(environment_once, wheels) -> Callable[[str, str], Environment]:
+def environment_on(environment_once, wheels):
     """Chainer, the finder and an MPI on one Python and NumPy; each made once, not to be changed."""
 
-    def find(python: str, numpy: str) -> Environment:
-        def fill(env: Environment) -> None:
+    def find(python, numpy):
+        def fill(env):
             env.install(numpy, "chainer", wheels["chainermn-comm"], "mpich")
             env.uninstall("setuptools")
 

@@ -4,9 +4,7 @@ import re
 import sys
 import tarfile
 import zipfile
-from email.message import Message
 from email.parser import Parser
-from pathlib import Path
 
 import grimp  # type: ignore[import-untyped]
 import pytest
@@ -31,21 +29,21 @@ OPTIONAL = {"cupy"}  # there with the extras cuda12 and cuda13
 TRIED = {"chainermn-tools": {"chainer"}}
 
 
-def metadata(wheel: Path) -> Message:
+def metadata(wheel):
     path = zipfile.Path(
         wheel, f"{'-'.join(wheel.name.split('-')[:2])}.dist-info/METADATA"
     )
     return Parser().parsestr(path.read_text())
 
 
-def files(wheel: Path) -> list[str]:
+def files(wheel):
     with zipfile.ZipFile(wheel) as archive:
         return archive.namelist()
 
 
-def requirements(wheel: Path) -> dict[str, str]:
+def requirements(wheel):
     """Name and version bounds of each dependency, those of extras included."""
-    found: dict[str, str] = {}
+    found = {}
     for line in metadata(wheel).get_all("Requires-Dist") or []:
         name, _, bounds = re.match(r"([\w-]+)(\[\w+\])?([^;]*)", line).groups()  # type: ignore[union-attr]
         found.setdefault(name, bounds.strip())  # extras come last

@@ -3,9 +3,7 @@
 import importlib
 import inspect
 import re
-from collections.abc import Iterator
 from functools import cache
-from typing import Any
 
 from chainermn_comm import create_communicator
 
@@ -23,7 +21,7 @@ INHERITED = re.compile(
 )
 
 
-def public() -> Iterator[tuple[str, Any]]:
+def public():
     """Each public function, class, method and property, by its full name."""
     for package in (*PACKAGES, *MODULES):
         module = importlib.import_module(package)
@@ -38,7 +36,7 @@ def public() -> Iterator[tuple[str, Any]]:
         yield from with_members("chainermn_comm.MpiCommunicator", kind)
 
 
-def with_members(path: str, kind: type) -> Iterator[tuple[str, Any]]:
+def with_members(path, kind):
     yield path, kind
     if not issubclass(kind, Exception):
         for name, member in inspect.getmembers(kind):
@@ -50,11 +48,11 @@ def with_members(path: str, kind: type) -> Iterator[tuple[str, Any]]:
 
 
 @cache
-def named() -> dict[str, Any]:
+def named():
     return dict(public())
 
 
-def documentation(name: str) -> str:
+def documentation(name):
     """The docstring, or the one it inherits; of a class with that of its `__init__`."""
     owner, _, method = name.rpartition(".")
     # From a class, a method has the docstring that it inherits.
@@ -66,7 +64,7 @@ def documentation(name: str) -> str:
     return "\n".join(inspect.getdoc(part) or "" for part in parts if part)
 
 
-def arguments(name: str) -> list[str]:
+def arguments(name):
     """The arguments that the docstring must mention."""
     if INHERITED.fullmatch(name.rpartition(".")[2]):
         return []
@@ -80,12 +78,12 @@ def arguments(name: str) -> list[str]:
     ]
 
 
-def test_each_public_name_has_a_docstring() -> None:
+def test_each_public_name_has_a_docstring():
     assert len(named()) > 50
     assert not [name for name in named() if len(documentation(name).split()) < 3]
 
 
-def test_each_argument_is_mentioned() -> None:
+def test_each_argument_is_mentioned():
     asked = [(name, argument) for name in named() for argument in arguments(name)]
     assert len(asked) > 50
     assert not [
@@ -111,11 +109,11 @@ UNCHECKED += (
 UNCHECKED += r"|Checkpointer\.(initialize|get_stats)|render|collect"
 
 
-def names_but(exceptions: str) -> list[str]:
+def names_but(exceptions):
     return [name for name in named() if not re.search(rf"({exceptions})$", name)]
 
 
-def test_what_all_ranks_must_call_says_so() -> None:
+def test_what_all_ranks_must_call_says_so():
     names = names_but(f"{LOCAL}|Communicator\\w*\\.{PEER}")
     assert len(names) > 50
     assert not [
@@ -123,7 +121,7 @@ def test_what_all_ranks_must_call_says_so() -> None:
     ]
 
 
-def test_what_is_raised_is_said() -> None:
+def test_what_is_raised_is_said():
     names = [
         name for name in names_but(UNCHECKED) if not isinstance(named()[name], property)
     ]
@@ -135,7 +133,7 @@ def test_what_is_raised_is_said() -> None:
     assert not [name for name in silent if not says_for_all(name)]
 
 
-def says_for_all(name: str) -> bool:
+def says_for_all(name):
     """Whether it is of those whose class, or module, says what they all raise, by each error."""
     if re.match(r"chainermn_comm\.(CommunicatorBase|MpiCommunicator)\.", name):
         said = inspect.getdoc(named()["chainermn_comm.CommunicatorBase"]) or ""

@@ -24,7 +24,7 @@ SMALL = {
 }
 
 
-def commands(readme: str) -> list[list[str]]:
+def commands(readme):
     """The commands of the blocks that are marked as run, in their order."""
     blocks = re.findall(r"<!-- run by: .*? -->\n\n((?:    .*\n)+)", readme)
     return [shlex.split(line) for block in blocks for line in block.splitlines()]

@@ -1,8 +1,6 @@
 """GitHub and commits run what `make` runs, on the Pythons that we support."""
 
 import re
-from collections.abc import Iterator
-from typing import Any
 
 import yaml
 
@@ -13,11 +11,11 @@ from tests.support.jobs.scripts import ROOT
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
-def read(name: str) -> Any:
+def read(name):
     return yaml.safe_load((ROOT / name).read_text())
 
 
-def jobs() -> Iterator[tuple[str, dict[str, Any]]]:
+def jobs():
     """Each job of a workflow, by its file and name."""
     for path in WORKFLOWS:
         for name, job in read(f".github/workflows/{path.name}")["jobs"].items():

@@ -65,7 +65,7 @@ PATHS = {
 }
 
 
-def runs(script: str) -> bool:
+def runs(script):
     """Whether the script ends well in an interpreter of its own."""
     return subprocess.run([sys.executable, "-c", script], timeout=120).returncode == 0
 

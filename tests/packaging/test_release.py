@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -52,7 +51,7 @@ def tree(tmp_path):
     return tmp_path
 
 
-def texts(tree: Path) -> dict[str, str]:
+def texts(tree):
     return {str(file): file.read_text() for file in tree.rglob("*") if file.is_file()}
 
 

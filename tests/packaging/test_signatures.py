@@ -9,9 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 TABLE = Path(__file__).parent / "given" / "signatures.txt"
 MODULES = (
@@ -33,9 +31,9 @@ MODULES = (
 OURS = ("chainermn",)
 
 
-def lines() -> Iterator[str]:
+def lines():
     """Each public name once for each module that exports it; what classes define, once."""
-    shown: set[Any] = set()
+    shown = set()
     for path in MODULES:
         module = importlib.import_module(path)
         for name in sorted(module.__all__):
@@ -49,9 +47,9 @@ def lines() -> Iterator[str]:
                     yield from (f"{path}.{name}.{line}" for line in members(value))
 
 
-def members(kind: type) -> Iterator[str]:
+def members(kind):
     """The public members that the class, or one of ours that it is derived from, defines."""
-    found: dict[str, Any] = {}
+    found = {}
     for base in reversed(kind.__mro__):
         if base.__module__.startswith(OURS):
             found |= vars(base)
@@ -61,7 +59,7 @@ def members(kind: type) -> Iterator[str]:
             yield name + (signature(value) if callable(value) else "")
 
 
-def signature(value: Any) -> str:
+def signature(value):
     """The parameters' names, kinds and defaults."""
     try:
         found = inspect.signature(value)
@@ -72,7 +70,7 @@ def signature(value: Any) -> str:
     return re.sub(r"=<[^>]*>", "=<object>", text)
 
 
-def test_public_names_and_their_signatures_are_those_of_the_table() -> None:
+def test_public_names_and_their_signatures_are_those_of_the_table():
     expected = TABLE.read_text().splitlines()
     assert list(lines()) == expected
 

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
@@ -87,7 +86,7 @@ if how not in WELL:
 """
 
 
-def left_of(job: runner.Job, folder: Path) -> list[object]:
+def left_of(job, folder):
     """What a job had and that is still there, once the monitor had the time to clean up."""
     lines = [line.split() for line in job.out.splitlines()]
     names = {name for line in lines if line[:1] == ["FILES"] for name in line[1:]}
@@ -95,10 +94,8 @@ def left_of(job: runner.Job, folder: Path) -> list[object]:
     assert any(name.startswith("sem.mp-") for name in names), job
     pids = [int(line[1]) for line in lines if line[:1] == ["CHILD"]]
 
-    def found() -> list[object]:
-        files: list[object] = [
-            name for name in sorted(names) if (SHARED / name).exists()
-        ]
+    def found():
+        files = [name for name in sorted(names) if (SHARED / name).exists()]
         return [*files, *filter(psutil.pid_exists, pids), *folder.iterdir()]
 
     soon(lambda: not found())
@@ -106,18 +103,18 @@ def left_of(job: runner.Job, folder: Path) -> list[object]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """For the job's temporary files alone."""
     path = tmp_path / "folder"
     path.mkdir()
     return path
 
 
-def run(how: str, folder: Path, then: runner.Meanwhile | None = None) -> runner.Job:
+def run(how, folder, then=None):
     """Run the script, whose ranks go on once the monitor has warned."""
     warned = folder.with_name("warned")
 
-    def meanwhile(launcher: int, said: Callable[[], tuple[str, str]]) -> None:
+    def meanwhile(launcher, said):
         if "has waited" in said()[1]:
             warned.touch()
         if then is not None:
@@ -163,7 +160,7 @@ def test_a_rank_that_fails(how, folder):
 def test_a_launcher_that_is_killed(folder):
     from mpi4py import MPI
 
-    ours: list[psutil.Process] = []
+    ours = []
 
     def kill_launcher(launcher, said):
         if not ours and said()[0].count("WAITING") == 2:
@@ -193,11 +190,11 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def shared_file() -> Iterator[Callable[[str], Path]]:
+def shared_file():
     """Makes a file in shared memory."""
     made = []
 
-    def make(name: str) -> Path:
+    def make(name):
         path = SHARED / f"{name}{os.getpid()}"
         path.write_bytes(b"x")
         made.append(path)
@@ -209,7 +206,7 @@ def shared_file() -> Iterator[Callable[[str], Path]]:
 
 
 @contextlib.contextmanager
-def mapping(*files: Path) -> Iterator[int]:
+def mapping(*files):
     """A process that has mapped these files."""
     command = [sys.executable, "-c", MAPPED, *files]
     with subprocess.Popen(
@@ -250,5 +247,5 @@ def test_what_others_use_or_own_is_not_removed(shared_file, monkeypatch):
         assert path.exists()
 
 
-def refuse(_: object) -> None:
+def refuse(_):
     raise OSError(24, "Too many open files")

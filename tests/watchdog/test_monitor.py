@@ -8,7 +8,6 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -56,7 +55,7 @@ def mine():
 
 
 @pytest.fixture
-def start_rank() -> Iterator:
+def start_rank():
     """Starts another rank: its process, what the monitor must know of it, and its child."""
     started = []
 
@@ -76,7 +75,7 @@ def start_rank() -> Iterator:
 
 
 @pytest.fixture
-def watch(monkeypatch) -> Iterator:
+def watch(monkeypatch):
     """Makes a monitor of these ranks, and lists of what it says and of its events."""
     opened = []
 

@@ -19,7 +19,7 @@ def links():
     made.close()
 
 
-def is_dropped(connection: socket.socket) -> bool:
+def is_dropped(connection):
     """Whether the other side has closed it, and said nothing before."""
     connection.setblocking(False)
     with contextlib.suppress(BlockingIOError):

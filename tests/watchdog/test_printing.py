@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-from collections.abc import Iterator
 
 import pytest
 
@@ -14,7 +13,7 @@ from tests.support.watchdog.records import clock
 
 
 @contextlib.contextmanager
-def printing_to(file: int) -> Iterator[int]:
+def printing_to(file):
     """A process that has this file as its standard error."""
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stderr=file) as process:
         yield process.pid

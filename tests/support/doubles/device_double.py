@@ -134,7 +134,7 @@ class Gpu:
     @property
     def current(self) -> list[Stream]:
         """Streams made current, the last one last."""
-        found: list[Stream] = self._local.__dict__.setdefault("streams", [])
+        found = self._local.__dict__.setdefault("streams", [])
         return found
 
     @property

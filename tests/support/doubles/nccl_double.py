@@ -178,7 +178,7 @@ def make_nccl(gpu: Gpu) -> ModuleType:
     def launch(communicator: Any, stream: int, operations: list[Any]) -> None:
         with gpu.lock:
             if isinstance(operations[0], Transfer):
-                work: Launch = Exchange(communicator, operations, 0)
+                work = Exchange(communicator, operations, 0)
             else:
                 number = communicator.launches = (communicator.launches + 1) % BIRTHS
                 work = Launch(communicator, operations, number)
@@ -242,7 +242,7 @@ def make_nccl(gpu: Gpu) -> ModuleType:
         """The world's ranks of the members, once all are there."""
         if rank:
             SENT.append(world.isend((rank, world.rank), root, tag))
-            members: list[int] = receive(root, tag)
+            members = receive(root, tag)
             return members
         found = [receive(MPI.ANY_SOURCE, tag) for _ in range(ndev - 1)]
         members = [member for _, member in sorted([(0, root), *found])]

@@ -125,7 +125,7 @@ class Hosts:
             sys.executable,
             *words,
         ]
-        how: dict[str, Any] = {
+        how = {
             "stdin": subprocess.DEVNULL,
             "capture_output": True,
             "text": True,

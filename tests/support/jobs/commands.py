@@ -38,7 +38,7 @@ def run(
     *words: object, cwd: Path | None = None, seconds: float = SECONDS, **env: str
 ) -> Done:
     """Run a command line to its end, with these variables."""
-    how: Any = {"env": environment(**env), "stdin": subprocess.DEVNULL, "cwd": cwd}
+    how = {"env": environment(**env), "stdin": subprocess.DEVNULL, "cwd": cwd}
     command = [*map(str, words)]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=seconds, **how

@@ -42,7 +42,7 @@ class Component(chainer.Chain):
             self.w = chainer.Parameter(random.normal(size=(gives, UNITS, UNITS)))
 
     def forward(self, *arguments: Any) -> Any:
-        total: Any = 0
+        total = 0
         for weight, argument in enumerate(flat(arguments), start=1):
             total = total + weight * argument
         if not self.uses_input:
@@ -89,7 +89,7 @@ def in_one_process(graph: list[Part], links: list[Component]) -> dict[int, Any]:
     waiting: dict[tuple[int, int], deque] = {}
     outputs: dict[int, Any] = {}
     for part, link in zip(graph, links, strict=True):
-        arguments: Any = (model_input(),)
+        arguments = (model_input(),)
         if part.rank_in is not None:
             arguments = tuple(
                 waiting[r, part.rank].popleft() for r in listed(part.rank_in)
@@ -108,7 +108,7 @@ def graphs(draw, size: int) -> list[Part]:
     """Components in an order in which they can run; messages are received as they were sent."""
     graph: list[Part] = []
     # At each rank: how many from whom.
-    waiting: list[dict[int, int]] = [{} for _ in range(size)]
+    waiting = [{} for _ in range(size)]
     for _ in range(draw(st.integers(1, 7))):
         rank = draw(st.integers(0, size - 1))
         senders = [r for r, count in waiting[rank].items() for _ in range(count)]

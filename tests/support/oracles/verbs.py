@@ -142,13 +142,13 @@ def mean(comm: Any, of: Callable) -> np.ndarray:
     return np.asarray(total / comm.size).astype(dtype)
 
 
-MOVES: tuple[Callable, ...] = (send, bcast, gather, scatter, allgather, alltoall)
+MOVES = (send, bcast, gather, scatter, allgather, alltoall)
 REDUCTIONS = {
     f"{verb.__name__} {op}": (partial(verb, op=op), op)
     for verb in (allreduce, reduce_scatter)
     for op in OPERATIONS
 }
-MEANS: tuple[Callable, ...] = (multi_node_mean, multi_node_mean_into)
+MEANS = (multi_node_mean, multi_node_mean_into)
 FLOATS = ["float32", "float64"]
 INTEGERS = ["int8", "uint8", "int32", "uint32", "int64", "uint64"]
 
@@ -214,7 +214,7 @@ def check_one(
 
     def put(number: int) -> Any:
         if not mine:
-            array: Any = of(number)
+            array = of(number)
         elif layout == "large":
             array = gpus.put(of(number))
         else:

@@ -51,7 +51,7 @@ VERSIONS |= {"chainer": "7.8.1", "numpy": "2.4.6", "mpi4py": "4.1.2", "cupy": No
 MPI = {"vendor": "MPICH", "version": "5.0.2"}
 ROOM = {"total_bytes": 512 * MIB, "free_bytes": 512 * MIB}
 # What a machine says of which all is well.
-FACTS: dict[str, Any] = {
+FACTS = {
     "packages": VERSIONS,
     "imports": {"chainermn": "chainermn_facade", "finder": "registered"},
     "mpi": {
@@ -68,7 +68,7 @@ FACTS: dict[str, Any] = {
 }
 # What a host says when it is asked, and what a rank reports of it.
 ANSWER = {"implementation": "CPython", "version": "3.11.7", "script": "1234"}
-HOST_FACTS: dict[str, Any] = {
+HOST_FACTS = {
     "packages": {name: one for name, one in VERSIONS.items() if one},
     "memory": {"cgroup_bytes": None},
     "shared_memory": ROOM,
@@ -110,7 +110,7 @@ def steps(
 ) -> dict[str, Any]:
     """What a rank reports to whom nothing happens until a step, which gives something else."""
     names = [*COMMUNICATORS, *map(ranks.on_gpus, COMMUNICATORS)]
-    found: dict[str, Any] = {
+    found = {
         "facts": {"host": host, **HOST_FACTS, **facts},
         "start": STARTED,
         "meet": {},

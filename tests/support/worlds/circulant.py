@@ -61,7 +61,7 @@ def is_chosen_for(size: int) -> bool:
 
 def rank_1_of(size: int) -> Any:
     """What stands in for a communicator of so many ranks."""
-    comm: Any = SimpleNamespace(rank=1, size=size, Dup=lambda: comm)
+    comm = SimpleNamespace(rank=1, size=size, Dup=lambda: comm)
     return comm
 
 

@@ -128,7 +128,7 @@ if __name__ == "__main__":
     for chunk_bytes, name, nodes in runs(WORLD.size):
         os.environ[CHUNK_VARIABLE] = chunk_bytes
         # Others aren't pairwise.
-        wires: tuple[str | None, ...] = (None,)
+        wires = (None,)
         if chunk_bytes:
             wires = ("float16", None, "float64")
         wire = wires[means // (CALLS + 1) % len(wires)]
