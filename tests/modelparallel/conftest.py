@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -12,7 +10,7 @@ from tests.support.worlds.third_party import PlainCommunicator
 
 
 @pytest.fixture(params=["naive", pytest.param("third party", marks=pytest.mark.full)])
-def comm(request: pytest.FixtureRequest) -> Iterator:
+def comm(request):
     """A communicator over all ranks; by default ours, but for tests marked WITH_THIRD_PARTY."""
     from mpi4py import MPI
 
@@ -28,6 +26,6 @@ def comm(request: pytest.FixtureRequest) -> Iterator:
 
 
 @pytest.fixture
-def random() -> np.random.Generator:
+def random():
     """The same numbers on each rank, so that each can compute the single-process equivalent."""
     return np.random.default_rng(20261120)

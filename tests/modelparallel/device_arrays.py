@@ -30,7 +30,9 @@ MODULE = SimpleNamespace(
 
 
 def _array_module(*arrays: Any) -> Any:
-    return MODULE if any(isinstance(array, Device) for array in arrays) else np
+    if any(isinstance(array, Device) for array in arrays):
+        return MODULE
+    return np
 
 
 @contextlib.contextmanager

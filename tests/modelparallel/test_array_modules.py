@@ -43,7 +43,8 @@ def test_a_delegate_of_either_class_is_reached(comm, kind):
 
 
 def test_pseudo_connect_reaches_a_delegate_of_another_class():
-    delegate, x = Variable(np.ones(2, np.float16)), device(2)
+    delegate = Variable(np.ones(2, np.float16))
+    x = device(2)
     F.sum(pseudo_connect(delegate * 1, x) * 3).backward()
     np.testing.assert_array_equal(delegate.grad, np.zeros(2))
     np.testing.assert_array_equal(x.grad, [3, 3])

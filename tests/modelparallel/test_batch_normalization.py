@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from functools import partial
-from typing import Any
 
 import chainer
 import chainer.functions as F
@@ -29,7 +28,7 @@ SHARDS = {
     "one in all": (1, 0, 0, 0),
 }
 # Shape of an example, number of channels, axes that are averaged over.
-FORMS: dict[str, tuple[tuple[int, ...], Any, Any]] = {
+FORMS = {
     "vectors": ((4,), 4, None),
     "images": ((3, 2, 5), 3, None),
     "channels of two axes": ((3, 2, 2), (3, 2), None),
@@ -49,16 +48,18 @@ ONCE = [*zip(SHARDS, [*FORMS, "images"], strict=True)]
 class Both:
     """The link on this rank's part, and Chainer's on the whole batch, from the same numbers."""
 
-    def __init__(
-        self, comm: Any, random: Any, shards: str, form: str, dtype: Any, **options: Any
-    ):
+    def __init__(self, comm, random, shards, form, dtype, **options):
         shape, size, axis = FORMS[form]
         counts = SHARDS[shards][: comm.size]
         # Chainer's own fails with nothing at all.
-        counts = counts if any(counts) else (2,)
+        if any(counts):
+            counts = counts
+        else:
+            counts = (2,)
         ends = np.cumsum(counts)
         self.mine = slice(ends[comm.rank] - counts[comm.rank], ends[comm.rank])
-        self.comm, self.dtype = comm, dtype
+        self.comm = comm
+        self.dtype = dtype
         self.data = (random.standard_normal((ends[-1], *shape)) * 3 + 5).astype(dtype)
         self.weights = random.standard_normal((ends[-1], *shape)).astype(dtype)
         self.channels = channels = size if axis is None else 3
@@ -71,12 +72,12 @@ class Both:
         self.link = MultiNodeBatchNormalization(size, comm, **options)
         self.part = self.data[self.mine]
 
-    def total(self, array: Any) -> Any:
+    def total(self, array):
         """The sum over ranks, by way of pickles."""
         rows = self.comm.allgather_obj(array)
         return sum(row.astype(self.wide) for row in rows)
 
-    def close(self, actual: Any, desired: Any) -> None:
+    def close(self, actual, desired):
         """Equal but for rounding, of the largest values too: sums contain them."""
         tolerance = TOLERANCE[self.dtype] * max(1, np.abs(desired).max(initial=0))
         np.testing.assert_allclose(
@@ -92,7 +93,8 @@ def test_parts_give_what_the_whole_batch_gives(comm, random, shards, form, dtype
     for _ in range(2):  # twice, for the running statistics
         both.alone.cleargrads()
         both.link.cleargrads()
-        x, w = Variable(both.data.astype(both.wide)), both.weights.astype(both.wide)
+        x = Variable(both.data.astype(both.wide))
+        w = both.weights.astype(both.wide)
         y = both.alone(x)
         F.sum(y * y * w).backward()
         mine = Variable(both.part)
@@ -115,7 +117,8 @@ def test_parts_give_what_the_whole_batch_gives(comm, random, shards, form, dtype
 def test_second_derivatives_are_those_of_the_whole_batch(comm, random, shards, form):
     both = Both(comm, random, shards, form, np.float64, eps=1e-3)
     v = random.standard_normal(both.channels)
-    x, mine = Variable(both.data), Variable(both.part)
+    x = Variable(both.data)
+    mine = Variable(both.part)
     for link, variable, weights in (
         (both.alone, x, both.weights),
         (both.link, mine, both.weights[both.mine]),
@@ -179,7 +182,8 @@ def test_an_input_that_needs_a_gradient_on_one_rank_is_enough(comm, random):
     """The others take part in backward, even with nothing of their own that needs one."""
     unused = {"use_gamma": False, "use_beta": False}
     both = Both(comm, random, "even", "vectors", np.float64, **unused)
-    x, mine = Variable(both.data), Variable(both.part, requires_grad=comm.rank == 0)
+    x = Variable(both.data)
+    mine = Variable(both.part, requires_grad=comm.rank == 0)
     F.sum(both.alone(x) ** 3).backward()
     F.sum(both.link(mine) ** 3).backward()
     if comm.rank == 0:

@@ -20,7 +20,7 @@ from tests.support.oracles.graphs import Component, Part
 pytestmark = pytest.mark.world
 
 
-def model_of(comm, graph: list[Part]) -> MultiNodeChainList:
+def model_of(comm, graph):
     model = MultiNodeChainList(comm)
     for part, link in zip(graph, graphs.components(graph), strict=True):
         if part.rank == comm.rank:
@@ -28,7 +28,7 @@ def model_of(comm, graph: list[Part]) -> MultiNodeChainList:
     return model
 
 
-def check(comm, graph: list[Part]) -> None:
+def check(comm, graph):
     """This rank's components give what they give in one process, forward and backward."""
     reference = graphs.components(graph)
     expected = graphs.in_one_process(graph, reference)
@@ -139,7 +139,9 @@ def test_what_goes_to_the_own_rank_must_be_received_there(comm):
 @pytest.mark.parametrize("ranks", [tuple, set, np.array])
 def test_variables_within_the_output_lead_back_to_other_ranks(comm, ranks):
     """Also the one that doesn't depend on what was received."""
-    model, w, x = MultiNodeChainList(comm), Variable(np.ones(2)), Variable(np.ones(2))
+    model = MultiNodeChainList(comm)
+    w = Variable(np.ones(2))
+    x = Variable(np.ones(2))
     if comm.rank == 0:
         model.add_link(chainer.Sequential(F.square), rank_out=ranks([1]))
         for expected in (2, 0):

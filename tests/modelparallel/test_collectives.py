@@ -7,9 +7,6 @@ part.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import chainer
 import chainer.functions as F
 import numpy as np
@@ -48,16 +45,16 @@ SHAPES = {
 }
 
 
-def firsts(xs: list[list[Variable]]) -> list[Variable]:
+def firsts(xs):
     return [x for (x,) in xs]
 
 
-def columns(xs: list[list[Variable]]) -> list[list[Variable]]:
+def columns(xs):
     return [list(column) for column in zip(*xs, strict=True)]
 
 
 # Shapes of a rank's inputs, and its outputs by the communicator and its inputs.
-CALLS: dict[str, tuple[str, Callable[..., Any]]] = {
+CALLS = {
     "bcast from last": ("uneven", lambda c, x: [bcast(c, x[0], c.size - 1)]),
     "gather to last": ("uneven", lambda c, x: gather(c, x[0], root=c.size - 1)),
     "scatter": ("uneven for each", lambda c, x: [scatter(c, x)]),
@@ -69,7 +66,7 @@ CALLS: dict[str, tuple[str, Callable[..., Any]]] = {
     "reduce_scatter": ("one for each", lambda c, x: [reduce_scatter(c, x)]),
 }
 # In one process: all ranks' outputs by all ranks' inputs.
-ALONE: dict[str, Callable[..., Any]] = {
+ALONE = {
     "bcast from last": lambda xs: [xs[-1]] * len(xs),
     "gather to last": lambda xs: [*([] for _ in xs[1:]), firsts(xs)],
     "scatter": lambda xs: [[x] for x in xs[0]],
@@ -82,7 +79,7 @@ ALONE: dict[str, Callable[..., Any]] = {
 }
 
 
-def loss_of(outputs: Any, rank: int, dtype: Any) -> Variable:
+def loss_of(outputs, rank, dtype):
     """A rank's loss; zero if it has no outputs, but with the way back that it has instead."""
     zero = Variable(np.zeros((), dtype))
     if isinstance(outputs, Variable):
@@ -96,7 +93,7 @@ def loss_of(outputs: Any, rank: int, dtype: Any) -> Variable:
     return loss
 
 
-def close(actual: Any, desired: Any, dtype: Any) -> None:
+def close(actual, desired, dtype):
     """Equal but for rounding; None is as good as zeros."""
     if desired is None:
         assert actual is None or not actual.any()
@@ -107,16 +104,14 @@ def close(actual: Any, desired: Any, dtype: Any) -> None:
     )
 
 
-def differentiate(loss: Variable, xs: list[Variable], order: int) -> None:
+def differentiate(loss, xs, order):
     if order == 2:
         gradients = chainer.grad([loss], xs, enable_double_backprop=True)
         loss = sum(F.sum(F.sin(g)) for g in gradients if g is not None)
     loss.backward()
 
 
-def check(
-    comm: Any, random: Any, name: str, dtype: Any = np.float32, order: int = 1
-) -> None:
+def check(comm, random, name, dtype=np.float32, order=1):
     shapes, call = CALLS[name]
     rows = [SHAPES[shapes](comm.size, rank) for rank in range(comm.size)]
     arrays = [
@@ -172,7 +167,10 @@ def test_others_need_not_give_anything_to_have_a_way_back(comm, function):
     F.sum(y * (comm.rank + 1)).backward()
     if comm.rank == root:
         factors = np.arange(comm.size)[:, None] + 1
-        expected = factors if function is scatter else factors.sum()
+        if function is scatter:
+            expected = factors
+        else:
+            expected = factors.sum()
         np.testing.assert_array_equal(x.grad, np.ones_like(x.array) * expected)
 
 
@@ -185,7 +183,8 @@ def test_gather_gives_none_off_root_unless_backward_starts_there(comm):
     if comm.rank == 0:
         F.sum(sum(found) * 3).backward()
     else:
-        assert (found.shape, found.dtype) == ((0,), np.float32)
+        assert found.shape == (0,)
+        assert found.dtype == np.float32
         found.backward()
 
 
@@ -228,7 +227,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("function", "wrong", "error", "text"), WRONG)
 def test_a_wrong_argument_on_one_rank_raises_on_all(comm, function, wrong, error, text):
-    right: Any = ONE
+    right = ONE
     if function in (scatter, reduce_scatter):
         right = [ONE] * comm.size
     with pytest.raises(error if comm.rank == 0 else PeerError, match=f"rank 0.*{text}"):
@@ -236,7 +235,7 @@ def test_a_wrong_argument_on_one_rank_raises_on_all(comm, function, wrong, error
     usable(comm)
 
 
-def usable(comm: Any) -> None:
+def usable(comm):
     """The communicator still works, and nothing is left over on it."""
     assert [y.array.item() for y in allgather(comm, np.array(comm.rank))] == list(
         range(comm.size)

@@ -37,7 +37,8 @@ def test_an_exchange_needs_no_delegate_between_send_and_recv(comm):
 @pytest.mark.parametrize("deeper", [0, 1])
 def test_sends_and_collectives_keep_their_order(comm, deeper):
     """Visited by depth alone, one rank would wait in `send`, the other in `allreduce`."""
-    x, z = Variable(np.arange(3.0)), Variable(np.arange(3.0))
+    x = Variable(np.arange(3.0))
+    z = Variable(np.arange(3.0))
     total = allreduce(comm, F.identity(F.identity(z)) if comm.rank == deeper else z)
     loss = F.sum(total)
     if comm.rank == 0:

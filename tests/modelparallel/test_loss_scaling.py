@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import chainer
@@ -29,11 +28,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Non finite number found"),
     pytest.mark.usefixtures("half_precision"),
 ]
-UPDATES, INTERVAL, LR = 20, 2, 2.0**-11
+UPDATES = 20
+INTERVAL = 2
+LR = 2.0**-11
 
 
 @pytest.fixture
-def half_precision() -> Iterator[None]:
+def half_precision():
     with chainer.using_config("dtype", np.float16), np.errstate(all="ignore"):
         yield
 
@@ -41,12 +42,12 @@ def half_precision() -> Iterator[None]:
 class Scale(chainer.Link):
     """Multiplies by its parameters."""
 
-    def __init__(self, value: float) -> None:
+    def __init__(self, value):
         super().__init__()
         with self.init_scope():
             self.w = chainer.Parameter(np.full(3, value, np.float16))
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x):
         return x * F.broadcast_to(self.w, x.shape)
 
 
@@ -61,11 +62,14 @@ class Case(NamedTuple):
     part: Any
 
 
-def loss_of(y: Any) -> Any:
-    return F.sum(y) if y.size else y  # a delegate variable has no data
+def loss_of(y):
+    # a delegate variable has no data
+    if y.size:
+        return F.sum(y)
+    return y
 
 
-def placed(comm: Any, copies: int = 1, wrapped: bool = False) -> Case:
+def placed(comm, copies=1, wrapped=False):
     """One component a rank; the last one's gradients are 64 times larger than the others'.
 
     Each of the `copies` trains on the same batches.
@@ -93,9 +97,10 @@ def placed(comm: Any, copies: int = 1, wrapped: bool = False) -> Case:
     )
 
 
-def split(comm: Any) -> Case:
+def split(comm):
     """One matrix, whose last rank has the largest gradients."""
-    x, weights = np.ones((2, 4), np.float16), np.ones((2, 2 * comm.size), np.float16)
+    x = np.ones((2, 4), np.float16)
+    weights = np.ones((2, 2 * comm.size), np.float16)
     weights[:, -1] = 1000
     np.random.seed(1)
     model = ColumnParallelLinear(4, 2 * comm.size, comm, nobias=True)
@@ -130,7 +135,8 @@ def test_updates_are_those_of_one_process(comm, kind):
     alone.loss_scaling(INTERVAL)
     optimizer.loss_scaling(INTERVAL + comm.rank)  # rank 0's is for all
     share_loss_scale(optimizer, comm)
-    seen, expected = [], []
+    seen = []
+    expected = []
     for _ in range(UPDATES):
         for each, rows, loss in (
             (optimizer, seen, lossfun),
@@ -170,7 +176,7 @@ def test_a_hook_that_fails_on_one_rank_leaves_ranks_in_step(comm, wrapped):
     case = placed(comm, wrapped=wrapped)
     failures = [comm.rank == 0]
 
-    def fail_once(_: Any) -> None:
+    def fail_once(_):
         if failures and failures.pop():
             raise ArithmeticError("planned")
 
@@ -192,7 +198,8 @@ def test_a_hook_that_fails_on_one_rank_leaves_ranks_in_step(comm, wrapped):
 def test_a_chain_list_refuses_scales_of_each_rank(comm, wrapped, in_a_chain):
     """Before it communicates, so on each rank that adapts its own."""
     case = placed(comm, wrapped=wrapped)
-    optimizer, model = case.optimizer, case.optimizer.target
+    optimizer = case.optimizer
+    model = case.optimizer.target
     if in_a_chain:
         optimizer.setup(chainer.Sequential(model, loss_of))
     optimizer.set_loss_scale(8.0)  # which stays as it is
@@ -219,7 +226,7 @@ def test_parallel_links_name_the_remedy_where_scales_part(comm):
         update_often(case)
 
 
-def update_often(case: Case) -> None:
+def update_often(case):
     for _ in range(UPDATES):
         case.optimizer.update(case.lossfun)
 

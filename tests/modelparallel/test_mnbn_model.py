@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
-from chainer import Sequential, Variable
+from chainer import Sequential
 from chainer.link_hooks import TimerHook
 
 from chainermn_modelparallel import MultiNodeBatchNormalization, create_mnbn_model
@@ -21,7 +20,7 @@ pytestmark = pytest.mark.world
 class Block(chainer.Chain):
     """A chain with a parameter, a persistent value and a setting of its own."""
 
-    def __init__(self, size: int = 4) -> None:
+    def __init__(self, size=4):
         super().__init__()
         self.add_persistent("counter", np.array(7))
         self.slope = 0.5
@@ -30,13 +29,13 @@ class Block(chainer.Chain):
             self.linear = L.Linear(None, size)
             self.bn = L.BatchNormalization(size, decay=0.7, eps=1e-3)
 
-    def forward(self, x: Any) -> Variable:
+    def forward(self, x):
         y = F.leaky_relu(self.bn(self.linear(x)), self.slope)
         return y * F.broadcast_to(self.scale, y.shape)
 
 
 class Blocks(chainer.ChainList):
-    def forward(self, x: Any) -> Variable:
+    def forward(self, x):
         for link in self:
             x = link(x)
         return x
@@ -46,7 +45,7 @@ class NamedSequential(Sequential):
     """A subclass, which Chainer's own `copy` would turn into a plain one."""
 
 
-def model() -> Sequential:
+def model():
     dropout = functools.partial(F.dropout, ratio=0.0)
     inner = Sequential(
         L.BatchNormalization(axis=0), lambda x: F.relu(x), dropout, Block()
@@ -55,7 +54,7 @@ def model() -> Sequential:
     return NamedSequential(Block(), F.tanh, blocks, L.Linear(4, 2))
 
 
-def kinds(link: chainer.Link) -> dict[str, str]:
+def kinds(link):
     return {path: type(part).__name__ for path, part in link.namedlinks()}
 
 
@@ -70,8 +69,11 @@ def test_every_batch_normalization_is_converted_and_nothing_else(comm):
     }
     assert kinds(converted) == expected
     bn = converted[0].bn
-    assert (bn.comm, bn.communication_backend) == (comm, "auto")
-    assert (bn.decay, bn.eps, converted[0].slope) == (0.7, 1e-3, 0.5)
+    assert bn.comm == comm
+    assert bn.communication_backend == "auto"
+    assert bn.decay == 0.7
+    assert bn.eps == 1e-3
+    assert converted[0].slope == 0.5
     assert converted[1] is F.tanh
 
 
@@ -130,13 +132,13 @@ def test_a_batch_normalization_itself_and_one_already_converted(comm):
 class BatchNormalization(L.BatchNormalization):
     """One with settings of its own, as models have."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size):
         super().__init__(size, decay=0.7, eps=1e-3)
         self.remark = "mine"
 
 
 class Doubled(BatchNormalization):
-    def __call__(self, x: Any, **kwargs: Any) -> Variable:
+    def __call__(self, x, **kwargs):
         return super().__call__(x, **kwargs) * 2
 
 
@@ -149,7 +151,8 @@ def test_subclasses_that_only_construct_are_converted(comm):
     assert len(warned) == 2
     kinds = [MultiNodeBatchNormalization, Doubled, L.BatchRenormalization]
     assert [type(each) for each in converted.children()] == kinds
-    assert (converted.a.eps, converted.a.remark) == (1e-3, "mine")
+    assert converted.a.eps == 1e-3
+    assert converted.a.remark == "mine"
     create_mnbn_model(chainer.Chain(a=converted.a), comm)  # warns of nothing
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import chainer
 import chainer.functions as F
@@ -20,22 +19,25 @@ pytestmark = pytest.mark.world
 class CustomRNN(NStepRNNBase):
     """A kind of its own, as users may derive from Chainer's base."""
 
-    n_weights, use_bi_direction, n_cells = 2, False, 1
+    n_weights = 2
+    use_bi_direction = False
+    n_cells = 1
 
-    def rnn(self, *args: Any) -> Any:
+    def rnn(self, *args):
         return F.n_step_rnn(*args, activation="relu")
 
-    def forward(self, hx: Any, xs: Any, **kwargs: Any) -> Any:
+    def forward(self, hx, xs, **kwargs):
         (hy,), ys = self._call([hx], xs, **kwargs)
         return hy, ys
 
 
 KINDS = (L.NStepLSTM, L.NStepBiLSTM, L.NStepBiGRU, L.NStepRNNTanh, CustomRNN)
-LAYERS, UNITS = 2, 3
+LAYERS = 2
+UNITS = 3
 LENGTHS = (4, 2, 3)
 
 
-def rnn_of(kind: Any, seed: int) -> Any:
+def rnn_of(kind, seed):
     link = kind(LAYERS, UNITS, UNITS, 0.0)
     random = np.random.default_rng(seed)
     for _, param in sorted(link.namedparams()):
@@ -44,12 +46,12 @@ def rnn_of(kind: Any, seed: int) -> Any:
     return link
 
 
-def sequences(seed: int) -> list[np.ndarray]:
+def sequences(seed):
     random = np.random.default_rng(seed)
     return [random.normal(size=(length, UNITS)) for length in LENGTHS]
 
 
-def loss_of(outputs: Any) -> Any:
+def loss_of(outputs):
     *states, ys = outputs
     return sum(F.sum(y * y) for y in [*states, *ys])
 
@@ -64,7 +66,7 @@ def test_states_and_their_gradients_cross_ranks(comm, kind, own):
     The last has a loss; where each has its `own`, they are connected to the delegates.
     """
     links = [rnn_of(kind, rank) for rank in range(comm.size)]
-    states: Any = [None] * links[0].n_cells
+    states = [None] * links[0].n_cells
     losses = []
     for rank, link in enumerate(links):
         *states, ys = link(*states, sequences(rank))
@@ -72,11 +74,19 @@ def test_states_and_their_gradients_cross_ranks(comm, kind, own):
     (loss_of([*states, ys]) + (sum(losses[:-1]) if own else 0)).backward()
 
     last = comm.rank == comm.size - 1
-    rank_in = comm.rank - 1 if comm.rank else None
-    rank_out = None if last else comm.rank + 1
+    rank_in = None
+    if comm.rank:
+        rank_in = comm.rank - 1
+    if last:
+        rank_out = None
+    else:
+        rank_out = comm.rank + 1
     mine = rnn_of(kind, comm.rank)
     link = create_multi_node_n_step_rnn(mine, comm, rank_in=rank_in, rank_out=rank_out)
-    given = [] if comm.rank else [None] * mine.n_cells
+    if comm.rank:
+        given = []
+    else:
+        given = [None] * mine.n_cells
     *found, delegate = link(*given, sequences(comm.rank))
     if last:
         assert delegate is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import chainer
 import chainer.functions as F
@@ -35,7 +34,7 @@ def dtype(request):
         yield request.param
 
 
-def both(kind: type, comm: Any, nobias: bool = False) -> tuple[Any, Any]:
+def both(kind, comm, nobias=False):
     """The parallel link and the whole one, drawn from the same seed; sizes don't divide by 2."""
     options = {"nobias": nobias, "initial_bias": chainer.initializers.Normal()}
     np.random.seed(7)
@@ -44,18 +43,18 @@ def both(kind: type, comm: Any, nobias: bool = False) -> tuple[Any, Any]:
     return link, L.Linear(7, 5, **options)
 
 
-def part(comm: Any, size: int) -> slice:
+def part(comm, size):
     rows = np.array_split(np.arange(size), comm.size)[comm.rank]
     return slice(rows[0], rows[-1] + 1)
 
 
-def part_of_weights(kind: type, comm: Any) -> tuple[slice, slice]:
+def part_of_weights(kind, comm):
     if kind is ColumnParallelLinear:
         return part(comm, 5), slice(None)
     return slice(None), part(comm, 7)
 
 
-def differentiated(model: Any, data: np.ndarray, weights: Any) -> tuple[Any, Any]:
+def differentiated(model, data, weights):
     """Run backward through a model; its output and the gradient of its input."""
     x = Variable(data)
     y = model(x)
@@ -100,7 +99,8 @@ def test_a_pair_is_differentiated_twice_as_in_one_process(comm, random, gathered
         np.random.seed(3)
         first = ColumnParallelLinear(4, 9, comm, gather_output=gathered)
         second = RowParallelLinear(9, 2, comm, input_is_parallel=not gathered)
-    rows, every = part(comm, 9), slice(None)
+    rows = part(comm, 9)
+    every = slice(None)
     x = Variable(random.standard_normal((3, 4)))
     assert first(x).shape == (3, 9 if gathered else rows.stop - rows.start)
     found = penalized(first, second, x)
@@ -110,7 +110,7 @@ def test_a_pair_is_differentiated_twice_as_in_one_process(comm, random, gathered
         np.testing.assert_allclose(actual, desired[its], rtol=1e-11, atol=1e-11)
 
 
-def penalized(first: Any, second: Any, x: Variable) -> list[np.ndarray]:
+def penalized(first, second, x):
     """Return the gradients of a function of a gradient."""
     links = chainer.ChainList(first, second)
     links.cleargrads()
@@ -138,7 +138,7 @@ def test_copies_hold_a_ranks_own_part(comm, random, kind):
 @pytest.mark.parametrize("wrong", [None, np.ones((2, 99), "f")])
 @pytest.mark.parametrize("is_parallel", [None, False, True])
 def test_a_wrong_input_on_one_rank_raises_on_all(comm, is_parallel, wrong):
-    link: Any = ColumnParallelLinear(7, 5, comm)
+    link = ColumnParallelLinear(7, 5, comm)
     if is_parallel is not None:
         link = RowParallelLinear(7, 5, comm, input_is_parallel=is_parallel)
     right = np.ones((2, link.W.shape[1] if is_parallel else 7), "f")
@@ -162,7 +162,7 @@ def test_wrong_sizes_raise(comm):
 class Model(chainer.Chain):
     """Plain links around the two parallel ones; all ranks seed it alike."""
 
-    def __init__(self, comm: Any) -> None:
+    def __init__(self, comm):
         super().__init__()
         np.random.seed(0)
         with self.init_scope():
@@ -171,19 +171,19 @@ class Model(chainer.Chain):
             self.output = RowParallelLinear(8, 5, comm, input_is_parallel=True)
             self.last = L.Linear(5, 2)
 
-    def forward(self, x: Any) -> Variable:
+    def forward(self, x):
         h = F.tanh(self.output(F.tanh(self.hidden(self.first(x)))))
         return F.sum(self.last(h) ** 2)
 
 
-def clip(optimizer: Any) -> None:
+def clip(optimizer):
     optimizer.add_hook(chainer.optimizer_hooks.GradientClipping(0.1))
 
 
-def freeze(path: str) -> Any:
+def freeze(path):
     """A change that lets one rank alone keep a parameter that all ranks have alike."""
 
-    def change(optimizer: Any) -> None:
+    def change(optimizer):
         if optimizer.target.hidden.comm.rank == 0:
             param = dict(optimizer.target.namedparams())[path]
             param.update_rule.enabled = False
@@ -191,7 +191,7 @@ def freeze(path: str) -> Any:
     return change
 
 
-def replace_last(optimizer: Any) -> None:
+def replace_last(optimizer):
     model = optimizer.target
     if model.hidden.comm.rank == 0:
         del model.last
@@ -199,7 +199,7 @@ def replace_last(optimizer: Any) -> None:
         optimizer.setup(model)
 
 
-def update_twice(optimizer: Any, x: np.ndarray) -> None:
+def update_twice(optimizer, x):
     optimizer.update(optimizer.target, x)
     optimizer.update(optimizer.target, x)
 
@@ -362,4 +362,5 @@ def test_parameters_say_how_ranks_hold_them(comm, duplicate):
     placed.add_link(model, rank_out=comm.rank)
     for _, param in placed.namedparams():
         last = param.shardings[-1]
-        assert (last.kind, last.group) == ("placed", comm)
+        assert last.kind == "placed"
+        assert last.group == comm

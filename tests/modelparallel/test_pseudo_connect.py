@@ -12,10 +12,12 @@ from chainermn_modelparallel import pseudo_connect
 
 def test_values_and_gradients_pass_as_they_are():
     delegate = Variable(np.zeros((2, 2), np.float16))
-    a, b = Variable(np.array([1.0, 2.0])), Variable(np.array(3.0, "f"))
+    a = Variable(np.array([1.0, 2.0]))
+    b = Variable(np.array(3.0, "f"))
     x, y = pseudo_connect(delegate, a, b)
     np.testing.assert_array_equal(x.array, a.array)
-    assert (y.dtype, y.shape) == (b.dtype, ())
+    assert y.dtype == b.dtype
+    assert y.shape == ()
     (F.sum(x * x) + F.cast(y, "d") * 5).backward()
     np.testing.assert_array_equal(a.grad, [2.0, 4.0])
     assert b.grad == 5
@@ -42,7 +44,8 @@ def test_a_scalar_is_also_a_tuple_of_itself():
 
 def test_no_delegate_gives_what_an_empty_one_does():
     """As the last rank of an RNN has none, whose script is that of the others."""
-    x, data = Variable(np.array([1.0, 2.0])), np.array([3, 4])
+    x = Variable(np.array([1.0, 2.0]))
+    data = np.array([3, 4])
     y, z = pseudo_connect(None, x, data)
     np.testing.assert_array_equal(z.array, data)
     assert not pseudo_connect(None, data).requires_grad

@@ -18,7 +18,7 @@ from tests.support.worlds.third_party import WITH_THIRD_PARTY
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2), WITH_THIRD_PARTY]
 
 
-def ones() -> Variable:
+def ones():
     return Variable(np.ones(2, "f"))
 
 
@@ -76,7 +76,8 @@ def test_a_dropped_delegate_is_told_at_once_and_when_its_gradient_comes(comm):
         delegate.backward()
         np.testing.assert_array_equal(x.grad, [3, 3])
     else:
-        a, b = recv(comm, 0, tag=7), recv(comm, 0)
+        a = recv(comm, 0, tag=7)
+        b = recv(comm, 0)
         F.sum(a).backward()
         F.sum(b * 3).backward()
     there_and_back(comm)
@@ -116,7 +117,9 @@ def test_what_was_received_and_dropped_is_told_to_both(comm, drop, next_call):
 
 def test_what_both_dropped_is_in_nobodys_way(comm):
     """As a model that is evaluated without no_backprop_mode."""
-    drop = drop_a_recv if comm.rank else drop_a_send
+    drop = drop_a_send
+    if comm.rank:
+        drop = drop_a_recv
     for tag in range(3):
         with pytest.warns(RuntimeWarning, match="dropped"):
             drop(comm, tag)

@@ -7,7 +7,6 @@ variable without data that all its communication leads back to.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
 
 import chainer
 import chainer.functions as F
@@ -22,22 +21,19 @@ from chainermn_modelparallel import (
     send,
 )
 from tests.support.oracles import graphs
-from tests.support.oracles.graphs import Component, Part
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3)]
 
 
-def run(
-    comm: Any, graph: list[Part], links: list[Component], hold: Variable
-) -> Variable:
+def run(comm, graph, links, hold):
     """This rank's part of a graph, by `send` and `recv` alone: its loss."""
-    thread, loss, own = hold, Variable(np.zeros(())), deque()
+    thread = hold
+    loss = Variable(np.zeros(()))
+    own = deque()
     for part, link in zip(graph, links, strict=True):
         if part.rank != comm.rank:
             continue
-        arguments: list[Any] = (
-            [] if part.rank_in is not None else [graphs.model_input()]
-        )
+        arguments = [] if part.rank_in is not None else [graphs.model_input()]
         for rank in graphs.listed(part.rank_in):
             if rank == comm.rank:
                 arguments.append(own.popleft())
@@ -57,14 +53,14 @@ def run(
     return pseudo_connect(thread, loss)
 
 
-def penalty(gradients: list[Any]) -> Any:
+def penalty(gradients):
     return sum(
         (F.sum(F.sin(g)) for g in gradients if g is not None),
         start=Variable(np.zeros(())),
     )
 
 
-def check(comm: Any, graph: list[Part]) -> None:
+def check(comm, graph):
     alone = graphs.components(graph)
     weights = [link.w for link in alone]
     total = sum(map(graphs.loss_of, graphs.in_one_process(graph, alone).values()))
@@ -72,7 +68,8 @@ def check(comm: Any, graph: list[Part]) -> None:
         link.cleargrads()
     penalty(chainer.grad([total], weights, enable_double_backprop=True)).backward()
 
-    links, hold = graphs.components(graph), Variable(np.zeros(0, "f"))
+    links = graphs.components(graph)
+    hold = Variable(np.zeros(0, "f"))
     mine = [
         link for part, link in zip(graph, links, strict=True) if part.rank == comm.rank
     ]
@@ -100,7 +97,8 @@ def test_of_any_graph(comm, examples):
 def test_third_derivatives_of_a_sum_over_ranks(comm):
     """Chainer makes the node of an output that nobody kept anew, without its data: only once."""
     x = Variable(np.array([1.5 + comm.rank]))
-    n, total = comm.size, sum(1.5 + rank for rank in range(comm.size))
+    n = comm.size
+    total = sum(1.5 + rank for rank in range(comm.size))
     y = F.sum(allreduce(comm, x) ** 4)
     for order, expected in enumerate(
         (4 * total**3, 12 * total**2, 24 * total), start=1

@@ -97,8 +97,10 @@ def test_gradients_find_their_send_in_whatever_order_they_come(comm, first, tags
 def test_what_needs_no_gradient_at_the_sender_sends_none_back(comm):
     """Nor do integers; both ranks know at once, from the message."""
     ones = np.ones(3, "f")
-    x, w = Variable(ones), Variable(ones)
-    fixed, labels = Variable(ones, requires_grad=False), Variable(np.arange(3))
+    x = Variable(ones)
+    w = Variable(ones)
+    fixed = Variable(ones, requires_grad=False)
+    labels = Variable(np.arange(3))
     if comm.rank == 0:
         assert not send(fixed, comm, 1).requires_grad
         send((fixed, labels, x), comm, 1).backward()

@@ -9,8 +9,6 @@ computes the whole in one process, from the same weights.
 
 from __future__ import annotations
 
-from typing import Any
-
 import chainer
 import chainer.functions as F
 import chainer.links as L
@@ -22,59 +20,59 @@ pytestmark = [pytest.mark.world, pytest.mark.sizes(2)]
 
 
 class MLP(chainer.Chain):
-    def __init__(self, n_in: int, n_hidden: int, n_out: int) -> None:
+    def __init__(self, n_in, n_hidden, n_out):
         super(MLP, self).__init__(
             l1=L.Linear(n_in, n_hidden),
             l2=L.Linear(n_hidden, n_hidden),
             l3=L.Linear(n_hidden, n_out),
         )
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x):
         h1 = F.relu(self.l1(x))
         h2 = F.relu(self.l2(h1))
         return self.l3(h2)
 
 
 class Model0(chainermn.MultiNodeChainList):
-    def __init__(self, comm: Any) -> None:
+    def __init__(self, comm):
         super(Model0, self).__init__(comm)
         self.add_link(MLP(100, 50, 20), rank_in=None, rank_out=1)
         self.add_link(MLP(10, 5, 10), rank_in=1, rank_out=None)
 
 
 class Model1(chainermn.MultiNodeChainList):
-    def __init__(self, comm: Any) -> None:
+    def __init__(self, comm):
         super(Model1, self).__init__(comm)
         self.add_link(MLP(20, 5, 10), rank_in=0, rank_out=0)
 
 
 class NN0(chainer.Chain):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(l=L.Linear(4, 4))
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x):
         y0 = F.tanh(self.l(x))
         y1 = F.sin(self.l(x))
         return y0, y1
 
 
 class NN1(chainer.Chain):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(l=L.Linear(4, 4))
 
-    def __call__(self, y: Any) -> Any:
+    def __call__(self, y):
         y0, y1 = y  # unpack tuple from NN0
         return self.l(y0) * y1
 
 
 class Model_on_Process_0(chainermn.MultiNodeChainList):
-    def __init__(self, comm: Any) -> None:
+    def __init__(self, comm):
         super(Model_on_Process_0, self).__init__(comm=comm)
         self.add_link(NN0(), rank_in=None, rank_out=1)
 
 
 class Model_on_Process_1(chainermn.MultiNodeChainList):
-    def __init__(self, comm: Any) -> None:
+    def __init__(self, comm):
         super(Model_on_Process_1, self).__init__(comm=comm)
         self.add_link(NN1(), rank_in=0, rank_out=None)
 
@@ -86,11 +84,11 @@ def same_weights_on_all_ranks():
         yield
 
 
-def loss_of(y: Any) -> Any:
+def loss_of(y):
     return F.sum(y * y)
 
 
-def check(model: Any, units: int, parts: list[chainer.Link], mine: slice) -> None:
+def check(model, units, parts, mine):
     """Give this rank's model the weights of its parts; it gives what all parts give."""
     x = y = np.random.default_rng(7).normal(size=(2, units))
     for part in parts:
@@ -100,7 +98,10 @@ def check(model: Any, units: int, parts: list[chainer.Link], mine: slice) -> Non
     for link, part in zip(model, parts[mine], strict=True):
         link.copyparams(part)
         link.cleargrads()
-    found = model(x) if mine.start == 0 else model()
+    if mine.start == 0:
+        found = model(x)
+    else:
+        found = model()
     if found.size:  # else it is a delegate
         np.testing.assert_allclose(found.array, y.array, rtol=1e-12)
     loss_of(found).backward()

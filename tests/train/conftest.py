@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import chainer
 import numpy as np
 import pytest
 
-from chainermn_comm import CommunicatorBase, create_communicator
+from chainermn_comm import create_communicator
 from chainermn_train import create_multi_node_optimizer
 from tests.support.training.small_models import ScaledMean
 from tests.support.training.trainers import all_compared as all_compared
@@ -20,12 +17,10 @@ from tests.support.worlds.topologies import on_nodes
 SIX = np.arange(6, dtype=np.float32)
 
 
-def make(name: str, world: Any) -> CommunicatorBase:
-    return (
-        PlainCommunicator(world.Dup())
-        if name == "plain"
-        else create_communicator(name, world)
-    )
+def make(name, world):
+    if name == "plain":
+        return PlainCommunicator(world.Dup())
+    return create_communicator(name, world)
 
 
 # The default communicator, and on 3 ranks a third party's too; the full tier has all on
@@ -65,7 +60,10 @@ def every(request):
 
     world = MPI.COMM_WORLD
     name, _, nodes = request.param.partition(" on ")
-    comm = on_nodes(nodes.split()[: world.size], name) if nodes else make(name, world)
+    if nodes:
+        comm = on_nodes(nodes.split()[: world.size], name)
+    else:
+        comm = make(name, world)
     yield comm
     comm.finalize()
 
@@ -119,7 +117,7 @@ def double_precision():
 
 
 @pytest.fixture
-def folder(tmp_path, world) -> Path:
+def folder(tmp_path, world):
     """One folder for all ranks."""
     return world.bcast(tmp_path)
 

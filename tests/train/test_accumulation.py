@@ -34,7 +34,8 @@ def test_a_last_step_of_more_updates_on_some_ranks_counts_each_once(
     comm, double_precision
 ):
     """Rank r has r + 1 updates left."""
-    model, expected = net(0), net(0)
+    model = net(0)
+    expected = net(0)
     optimizer = accumulating(comm, model, 6)
     for number in range(comm.rank + 1):  # the first of an accumulation is collective
         optimizer.update(model, batch(comm.rank, number))
@@ -101,5 +102,6 @@ def test_sums_of_a_snapshot_go_to_the_device_of_the_parameter(monkeypatch):
     reader = chainer.serializers.NpzDeserializer(state.target)
     resumed.serialize(reader, model, 0, 1)
     grads = [each.grad for each in resumed.sums.gradients]
-    assert all(isinstance(grad, ElsewhereArray) for grad in grads)
+    for grad in grads:
+        assert isinstance(grad, ElsewhereArray)
     assert resumed.num_accumulated == 1

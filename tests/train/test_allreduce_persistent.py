@@ -34,8 +34,10 @@ def test_floats_of_every_width_are_averaged_in_place(comm, dtype):
     mean = dtype(60000 + 64 * (comm.size - 1) / 2)
     assert model.array is array
     np.testing.assert_array_equal(array, np.full((3, 2), mean))
-    assert (type(model.scalar), model.scalar) == (dtype, mean)
-    assert (type(model.number), model.number) == (float, (comm.size - 1) / 2)
+    assert type(model.scalar) is dtype
+    assert model.scalar == mean
+    assert type(model.number) is float
+    assert model.number == (comm.size - 1) / 2
     assert model.text == values["text"]  # what is no float is left alone
 
 

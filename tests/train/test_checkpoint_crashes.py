@@ -14,7 +14,7 @@ from tests.support.training.checkpoints import (
     make_checkpointer,
     save_and_flush,
 )
-from tests.train.crashes import State, crashes
+from tests.train.crashes import crashes
 
 # On two ranks: each of some fifty crashes is an own resume.
 pytestmark = [
@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 
-def newest_complete(state: State, size: int) -> int | None:
+def newest_complete(state, size):
     """The last iteration of which all ranks' files are there."""
     files = [re.fullmatch(r"run\.\d+\.((\d+)(-\d)?)", name) for name, _ in state]
     saves = Counter(found.groups()[:2] for found in files if found)

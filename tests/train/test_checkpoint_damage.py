@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import chainer
 import numpy as np
@@ -25,7 +24,7 @@ from tests.support.training.checkpoints import (
 pytestmark = [pytest.mark.world, pytest.mark.usefixtures("unsynced")]
 
 
-def flip(path: Path, position: float) -> None:
+def flip(path, position):
     data = bytearray(path.read_bytes())
     data[int(position * (len(data) - 1))] ^= 1
     path.write_bytes(data)
@@ -118,7 +117,9 @@ def test_a_resume_takes_the_newest_that_is_whole_and_changes_nothing(
     before = contents(naive, folder)
     target = link(0, 0)
     checkpointer = make_checkpointer(naive, folder / "new" if elsewhere else folder)
-    path = folder if elsewhere else None
+    path = None
+    if elsewhere:
+        path = folder
     capfd.readouterr()
     if begin is None:
         with pytest.raises(RuntimeError, match=words):
@@ -183,7 +184,10 @@ def test_files_of_several_saves_are_no_checkpoint(naive, folder):
 
 def test_another_model_or_precision_is_told_on_all_ranks(naive, folder):
     saved(naive, folder, 10)
-    longer = link(1, 2, 3) if naive.rank == 0 else link(0, 0)
+    if naive.rank == 0:
+        longer = link(1, 2, 3)
+    else:
+        longer = link(0, 0)
     half = link(0, 0)
     half.values = half.values.astype("f2")
     for other, words in [

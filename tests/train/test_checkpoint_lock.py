@@ -41,7 +41,9 @@ def test_a_second_job_is_refused_on_all_ranks(naive, folder, monkeypatch, call):
     checkpointer = make_checkpointer(naive, folder)
     target = link(0, 0)
     checkpointer.maybe_load(target)
-    arguments = (target,) if call == "save" else ()
+    arguments = ()
+    if call == "save":
+        arguments = (target,)
     text = (
         r"another job saves under this name: host9, process 7, since noon, says .*run.lock; it "
         r"has not ended within 0.2 s \(CHAINERMN_GRACE\)"
@@ -74,7 +76,8 @@ def test_without_locks_one_warning_says_so(naive, folder, monkeypatch, code):
             checkpointer.save(link(iteration, naive.rank), iteration)
     texts = [str(each.message) for each in told]
     assert len(texts) == (naive.rank == 0)
-    assert all("has no locks: nobody notices if two jobs" in text for text in texts)
+    for text in texts:
+        assert "has no locks: nobody notices if two jobs" in text
     assert loaded(naive, folder) == [20, naive.rank]
 
 
@@ -130,7 +133,8 @@ def test_a_job_is_waited_for_and_a_dead_one_blocks_nobody(
 ):
     """Though its worker process lives on."""
     monkeypatch.setenv(GRACE, "0.5")
-    folder, end = tmp_path / "run", tmp_path / "end"
+    folder = tmp_path / "run"
+    end = tmp_path / "end"
     checkpointer = make_checkpointer(alone, folder)
     with job(folder, end) as process:
         (folder / "run.0.20.tmp").touch()  # it writes this

@@ -166,7 +166,10 @@ def test_an_order_that_ranks_share_goes_on(naive, alone, folder, capfd, iterate)
     seen = take(iterator, steps)
     make_checkpointer(naive, folder).save(updater)
     everyones = {each for row in naive.allgather_obj(seen) for each in row}
-    rest = [] if iterate in (dealt, each_its_own) else take(iterator, 22)
+    if iterate in (dealt, each_its_own):
+        rest = []
+    else:
+        rest = take(iterator, 22)
     capfd.readouterr()
     updater, iterator = updater_over(alone, iterate)
     assert make_checkpointer(alone, folder).maybe_load(updater) == 0
@@ -225,7 +228,9 @@ def test_a_model_in_parts_needs_as_many_ranks(naive, alone, folder, kind):
     """As where ranks have components of one shape; on 4 ranks, two copies of the model."""
 
     def make(comm):
-        group = comm.split(comm.rank // 2, comm.rank) if comm.size == 4 else comm
+        group = comm
+        if comm.size == 4:
+            group = comm.split(comm.rank // 2, comm.rank)
         model = MultiNodeChainList(group)
         model.add_link(L.Linear(1, 1, initialW=group.rank))
         return TARGETS[kind](chainer.optimizers.SGD().setup(model)), model[0].W.array

@@ -60,12 +60,16 @@ KINDS = {
 
 def fail(patch, name, code, text="run"):
     """Let a function fail where it is about such a file; only `open` names the file."""
-    module = builtins if name == "open" else os
+    module = os
+    if name == "open":
+        module = builtins
     real = getattr(module, name)
 
     def failing(*args, **kwargs):
         if name == "fsync" or text in str(args[0]):
-            path = [os.fspath(args[0])] if name == "open" else []
+            path = []
+            if name == "open":
+                path = [os.fspath(args[0])]
             raise OSError(code, os.strerror(code), *path)
         return real(*args, **kwargs)
 
@@ -75,7 +79,9 @@ def fail(patch, name, code, text="run"):
 def assert_told(comm, folder, save, text):
     """A save fails on all ranks: because of the last, whose file in the folder they learn."""
     rank = comm.size - 1
-    error = OSError if comm.rank == rank else PeerError
+    error = PeerError
+    if comm.rank == rank:
+        error = OSError
     with pytest.raises(error) as caught:
         save(2)
     told = str(caught.value)

@@ -77,10 +77,15 @@ def test_each_example_goes_to_one_rank_or_parts_are_equally_long(comm, kind, equ
     for count in 0, 1, 3 * comm.size + 1:
         whole = KINDS[kind](count)
         Squares.computed.clear()
-        given = whole if comm.rank == 0 else None
+        given = None
+        if comm.rank == 0:
+            given = whole
         part = scatter_dataset(given, comm, force_equal_length=equal)
         assert Squares.computed == []
-        ignored_elsewhere = count if comm.rank == 0 else -1
+        if comm.rank == 0:
+            ignored_elsewhere = count
+        else:
+            ignored_elsewhere = -1
         bounds = scatter_index(ignored_elsewhere, comm, force_equal_length=equal)
         assert examples(part) == examples(SubDataset(whole, *bounds))
         parts = comm.allgather_obj(list(range(*bounds)))
@@ -108,10 +113,13 @@ def test_the_users_class_and_its_attributes_are_behind_the_result(naive, kind, s
     make, find = CLASSES[kind]
     whole = make()
     part = scatter_dataset(whole, naive, shuffle=shuffle, seed=4)
-    order = np.random.RandomState(4).permutation(10) if shuffle else None
+    order = None
+    if shuffle:
+        order = np.random.RandomState(4).permutation(10)
     expected = SubDataset(whole, *scatter_index(10, naive), order)
     assert type(part._dataset) is type(whole)
-    assert (part._start, part._finish) == (expected._start, expected._finish)
+    assert part._start == expected._start
+    assert part._finish == expected._finish
     assert naive.rank or part._dataset is whole
     find(part._dataset).file = find(whole).file = "opened"
     assert list(part) == list(expected)
@@ -159,7 +167,9 @@ MISTAKES = [
 def test_a_mistake_of_one_rank_is_an_error_on_all(
     comm, call, given, options, error, text
 ):
-    culprit = comm.size - 1 if options else 0
+    culprit = 0
+    if options:
+        culprit = comm.size - 1
     with pytest.raises((error, PeerError), match=text) as raised:
         call(given, comm, **(options if comm.rank == culprit else {}))
     assert (raised.type is error) == (comm.rank == culprit)
@@ -185,7 +195,9 @@ def test_a_part_that_cannot_be_pickled_or_unpickled_is_an_error_on_all(comm):
         (last, "here", "not arrive"),
     ):
         whole = TupleDataset(rows, [*range(last), Awkward(where)])
-        error = ValueError if comm.rank == culprit else PeerError
+        error = PeerError
+        if comm.rank == culprit:
+            error = ValueError
         with pytest.raises(error, match=text):
             scatter_dataset(whole, comm)
     assert len(scatter_dataset(np.arange(comm.size), comm)) == 1

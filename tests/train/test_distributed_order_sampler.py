@@ -102,7 +102,7 @@ def test_a_resume_on_another_number_of_ranks_goes_on_there(
     naive, folder, kind, per_rank
 ):
     count = per_rank * naive.size
-    examples: list[int] = []
+    examples = []
     with naive.split(naive.rank, 0) as alone:
         for number, steps in enumerate(STEPS):
             if number % 2 == 0:

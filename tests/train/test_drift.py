@@ -22,7 +22,8 @@ from tests.support.training.trainers import float32_parameters
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4)]
 
-BATCH, WIDTH = 2, 24
+BATCH = 2
+WIDTH = 24
 # Parts of the model and of Adam's two moments. The first array has two parts, and the
 # float16 parameter a float32 value as well.
 TURN = 3 * (2 + 1 + 1 + 1 + 1 + 1) + 1

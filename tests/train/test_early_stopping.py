@@ -124,4 +124,5 @@ def test_a_resumed_training_stops_where_an_uninterrupted_one_does(
     chainer.serializers.load_npz(tmp_path / "snapshot", resumed, strict=False)
     assert ended(comm, resumed) == 12
     best = 2 + (comm.size - 1) / 2
-    assert (resumed.stop_trigger.best, whole.stop_trigger.best) == (best, best)
+    assert resumed.stop_trigger.best == best
+    assert whole.stop_trigger.best == best

@@ -78,7 +78,9 @@ def test_the_hook_and_the_function_are_called_as_by_chainer(comm):
         assert not chainer.config.train
         assert not chainer.config.enable_backprop
         small = x[x < 50]
-        mean = small.mean() if len(small) else 0.0
+        mean = 0.0
+        if len(small):
+            mean = small.mean()
         weight = chainer.Variable(np.array(len(small)))
         chainer.report({"small": (mean, weight), "none": (1.0, 0)})
 
@@ -103,7 +105,8 @@ def test_numbers_of_any_type_are_added_up_in_float64(comm):
     result = evaluated(comm, whole, 1000, eval_func=function)
     assert result.pop("memory") == pytest.approx(39_999 / 2)
     assert result == dict.fromkeys(numbers, 3.0)
-    assert all(isinstance(value, float) for value in result.values())
+    for value in result.values():
+        assert isinstance(value, float)
 
 
 def test_an_evaluate_of_the_users_is_weighted_by_the_examples_of_ranks(comm):
@@ -163,7 +166,9 @@ def test_anything_with_evaluate_becomes_multi_node(comm, kind):
 
 
 def test_a_key_that_some_ranks_report_is_the_mean_over_those(comm):
-    key = "last" if comm.rank == comm.size - 1 else "others"
+    key = "others"
+    if comm.rank == comm.size - 1:
+        key = "last"
     result = returning({key: comm.rank + 1.0}, comm, serial([1]))
     assert result["last"] == comm.size
     assert result.get("others", 0) == sum(range(1, comm.size)) / max(1, comm.size - 1)
@@ -172,7 +177,9 @@ def test_a_key_that_some_ranks_report_is_the_mean_over_those(comm):
 def test_results_without_a_mean_are_told_on_all_ranks(comm):
     with pytest.raises(TypeError, match="'answer' as str"):
         returning({"answer": "yes"}, comm)
-    error = TypeError if comm.rank == 0 else PeerError
+    error = PeerError
+    if comm.rank == 0:
+        error = TypeError
     with pytest.raises(error, match=r"must return a dict .*not None"):
         returning(None if comm.rank == 0 else {"score": 1.0}, comm)
     if comm.size > 1:

@@ -14,7 +14,8 @@ from tests.support.training.trainers import state_of
 pytestmark = pytest.mark.world
 
 # Updates until all is made and measured, and after it.
-UNTIL_STEADY, UPDATES = 13, 3
+UNTIL_STEADY = 13
+UPDATES = 3
 # The node of each rank, by the number of ranks.
 NODES = {2: (0, 1), 3: (0, 0, 1), 4: (0, 0, 1, 1)}
 
@@ -82,7 +83,9 @@ def assert_agreements(calls, number):
 )
 def test_ranks_agree_once(world, kind, name, is_over_nodes, make):
     """In memory that is shared, barriers order what ranks write and read."""
-    nodes = NODES[world.size] if is_over_nodes else None
+    nodes = None
+    if is_over_nodes:
+        nodes = NODES[world.size]
     with written_down(name, nodes) as (comm, calls):
         found = calls_of_updates(kind, comm, calls, make())
     agreements = KINDS[kind].agreements
@@ -114,4 +117,5 @@ def test_only_the_first_and_the_last_update_of_an_accumulation_agree(kind):
         else:
             assert_agreements(each, 1)
         if number % 3 == 0:
-            assert not any(call.moves_data for call in each)
+            for call in each:
+                assert not call.moves_data

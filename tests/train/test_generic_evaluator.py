@@ -31,7 +31,8 @@ def evaluator(comm, count, calc_local, aggregate=list, **how):
     made = GenericMultiNodeEvaluator(
         comm, iterator(examples(comm, count)), ScaledMean(), **how
     )
-    made.calc_local, made.aggregate = calc_local, aggregate
+    made.calc_local = calc_local
+    made.aggregate = aggregate
     return made
 
 
@@ -69,7 +70,7 @@ def test_numbers_of_the_result_are_observed_on_all_ranks_and_no_more(comm):
     made.target = model
     reporter = chainer.Reporter()
     reporter.add_observer("main", model)
-    observation: dict = {}
+    observation = {}
     with reporter.scope(observation):
         made(None)
     assert observation == {"variable": 1}
@@ -102,15 +103,16 @@ def test_a_class_written_for_chainer_7_finds_what_it_expects(comm):
         def aggregate(self, results):
             chainer.report({"total": sum(results)})
 
-    seen: list = []
-    observation: dict = {}
+    seen = []
+    observation = {}
     with chainer.Reporter().scope(observation):
         Custom(comm, iterator([1, 2, 3]), {"factor": 2}, progress_hook=seen.append)()
     if comm.rank == 0:
         assert observation == {"total": 12 * comm.size}
         assert seen == [[1, 2], [3]]
     else:
-        assert (observation, seen) == ({}, [])
+        assert observation == {}
+        assert seen == []
 
 
 def fail(*_):
@@ -133,7 +135,9 @@ def test_a_failure_of_one_rank_is_raised_on_all(comm, kind):
     if comm.rank != who and kind != "unpickling":
         parts = {"calc_local": lambda x: 1}
     made = evaluator(comm, 8, **parts)
-    error = Exception if comm.rank == who else PeerError
+    error = PeerError
+    if comm.rank == who:
+        error = Exception
     with pytest.raises(error, match=r"no luck|does not") as raised:
         made()
     assert isinstance(raised.value, PeerError) == (comm.rank != who)

@@ -235,10 +235,14 @@ def test_hooks_by_the_norm_of_a_part_are_refused(naive, hook, of_rule, timing):
     model = in_parts(group)
     optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), same_part)
     optimizer.setup(model)
-    owner = model.hidden.W.update_rule if of_rule else optimizer
+    owner = optimizer
+    if of_rule:
+        owner = model.hidden.W.update_rule
     if same_part.rank == 0:
         owner.add_hook(hook, timing=timing)
-    error = ValueError if same_part.rank == 0 else PeerError
+    error = PeerError
+    if same_part.rank == 0:
+        error = ValueError
     with pytest.raises(error, match=r"chainermn\.MultiNodeGradientClipping"):
         optimizer.update(model, batch(0, 0).astype("f4"))
     if same_part.rank == 0:

@@ -38,9 +38,11 @@ def test_orders_are_the_same_across_epochs_and_resets(comm, kind):
             orders += [epoch(iterator), epoch(iterator)]
             next(iterator)
             iterator.reset()
-            assert (iterator.epoch, iterator.is_new_epoch) == (0, False)
+            assert iterator.epoch == 0
+            assert not iterator.is_new_epoch
     the_same_on_all_ranks(comm, orders)
-    assert all(sorted(order) == list(range(N)) for order in orders)
+    for order in orders:
+        assert sorted(order) == list(range(N))
     assert len(set(map(tuple, orders))) == len(orders)  # each is another one
 
 

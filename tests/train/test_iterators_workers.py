@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
-from pathlib import Path
 
 import pytest
 
 from chainermn_train import use_forkserver
-from tests.support.jobs.runner import PRELUDE, Job, run
+from tests.support.jobs.runner import PRELUDE, run
 
 # Importing it starts MPI: what a script does at its top, a worker does again.
 SCRIPT = (
@@ -51,7 +50,7 @@ if __name__ == "__main__":
 )
 
 
-def launch(folder: Path, text: str) -> Job:
+def launch(folder, text):
     script = folder / "script.py"
     script.write_text(text)
     job = run(

@@ -57,7 +57,9 @@ def test_an_error_that_leaves_the_block_is_told_to_all(
                 update(optimizer)
 
     cause = type(LEAVING[leaving])
-    error = cause if comm.rank == last else PeerError
+    error = PeerError
+    if comm.rank == last:
+        error = cause
     with pytest.raises(error) as raised, join(optimizer):
         train()
     if comm.rank != last and (leaving == "a batch" or caught or not updates):
@@ -97,7 +99,10 @@ def test_a_block_that_cannot_be_is_refused(comm, outer, inner, error, words):
         b = make("synchronous", comm)
         c = make("synchronous", group)
         named = {"a": a, "b": b, "c": c, "d": a.actual_optimizer}
-        outer_block = join(named[outer]) if outer else contextlib.nullcontext()
+        if outer:
+            outer_block = join(named[outer])
+        else:
+            outer_block = contextlib.nullcontext()
         with (
             pytest.raises(error, match=words),
             outer_block,
@@ -188,7 +193,9 @@ def test_something_else_within_is_told(comm, count, do, others_do, words):
     pair = [make("synchronous", comm), make("synchronous", comm)]
     for each in pair:
         update(each)
-    own = others_do if comm.rank else do
+    own = do
+    if comm.rank:
+        own = others_do
     with pytest.raises(RankMismatchError, match=words), join(*pair[:count]):
         own(*pair)
     for each in pair:

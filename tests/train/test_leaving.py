@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -81,7 +80,7 @@ def sending(number, times=1):
     return send
 
 
-def train(out: Path, stop=10_000, how="", kind="multi-node", **options):
+def train(out, stop=10_000, how="", kind="multi-node", **options):
     return runner.run_text(2, TRAIN, out, stop, how, kind, **options)
 
 

@@ -62,7 +62,9 @@ def batch(rank, number):
 
 @pytest.fixture(params=["ours", "third party"])
 def communicator(request, world, naive):
-    return naive if request.param == "ours" else PlainCommunicator(world)
+    if request.param == "ours":
+        return naive
+    return PlainCommunicator(world)
 
 
 @WORLD
@@ -70,7 +72,8 @@ def communicator(request, world, naive):
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_trains_as_one_process_does(communicator, kind):
     comm = communicator
-    mine, expected = Model(comm.rank), Model(0)
+    mine = Model(comm.rank)
+    expected = Model(0)
     many = kind(chainer.optimizers.Adam(0.1), comm, True)
     assert many.setup(mine) is many
     one = chainer.optimizers.Adam(0.1).setup(expected)
@@ -107,11 +110,13 @@ def test_a_loss_that_fails_on_one_rank_is_raised_on_all(communicator, at):
     model = Model(comm.rank)
     optimizer = _MultiNodeOptimizer(chainer.optimizers.SGD(), comm, True).setup(model)
     for number in range(5):
-        loss, expected = model, contextlib.nullcontext()
+        loss = model
+        expected = contextlib.nullcontext()
         if number == at:
             expected = pytest.raises(PeerError)
         if number == at and comm.rank == 1:
-            loss, expected = bad_batch, pytest.raises(FloatingPointError)
+            loss = bad_batch
+            expected = pytest.raises(FloatingPointError)
         with expected:
             optimizer.update(loss, batch(comm.rank, number))
     assert optimizer.t == 3
@@ -119,7 +124,8 @@ def test_a_loss_that_fails_on_one_rank_is_raised_on_all(communicator, at):
 
 
 def test_four_attributes_are_its_own_and_all_others_are_handed_on():
-    comm, actual = chainermn.create_communicator("naive"), chainer.optimizers.Adam()
+    comm = chainermn.create_communicator("naive")
+    actual = chainer.optimizers.Adam()
     optimizer = _MultiNodeOptimizer(actual, comm, zero_fill=False)
     own = {
         "actual_optimizer": actual,
@@ -132,7 +138,8 @@ def test_four_attributes_are_its_own_and_all_others_are_handed_on():
     optimizer.alpha = 0.5
     optimizer.note = "kept"
     object.__setattr__(optimizer, "own", 1)
-    assert (actual.alpha, actual.note) == (0.5, "kept")
+    assert actual.alpha == 0.5
+    assert actual.note == "kept"
     assert not vars(actual).keys() & {"own", *own}
     assert optimizer.target is actual.target
     called = []

@@ -42,9 +42,13 @@ def test_the_mean_is_over_values_and_reaches_ranks_that_observed_none(comm):
     aggregator = every_second(comm)
     values = [[], [1.0], [1.0, 2.0], []][comm.rank]
     everything = [x for rank in comm.allgather_obj(values) for x in rank]
-    expected = {"x": np.mean(everything)} if everything else {}
+    expected = {}
+    if everything:
+        expected = {"x": np.mean(everything)}
     for number in range(1, 5):
-        mine = {"x": values.pop(0)} if values else {}
+        mine = {}
+        if values:
+            mine = {"x": values.pop(0)}
         assert observed(aggregator, number, **mine) == (expected if number == 2 else {})
 
 
@@ -86,7 +90,8 @@ def test_the_mean_has_the_type_of_what_is_observed(comm, value, mean):
 
 
 def test_what_is_no_number_on_one_rank_is_told_on_all(comm):
-    aggregator, last = ObservationAggregator(comm, "x"), comm.size - 1
+    aggregator = ObservationAggregator(comm, "x")
+    last = comm.size - 1
     with pytest.raises(
         TypeError if comm.rank == last else PeerError, match="'x' as str"
     ):

@@ -29,7 +29,9 @@ def test_attributes_are_those_of_the_actual_optimizer(naive):
     optimizer = create_multi_node_optimizer(actual, naive)
     assert optimizer.setup(model) is optimizer
     assert optimizer.target is actual.target is model
-    assert (optimizer.t, optimizer.epoch, optimizer.alpha) == (0, 0, 0.25)
+    assert optimizer.t == 0
+    assert optimizer.epoch == 0
+    assert optimizer.alpha == 0.25
     optimizer.alpha = 0.5
     optimizer.new_epoch()
     optimizer.use_auto_new_epoch = True

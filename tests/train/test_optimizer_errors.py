@@ -58,7 +58,9 @@ def different(comm, kind=chainer.optimizers.SGD, lr=0.5, **settings):
 @pytest.mark.sizes(2, 3, 4)
 @pytest.mark.parametrize(("settings", "text"), DIFFERENT)
 def test_what_differs_is_named_at_the_first_update(comm, settings, text):
-    own = settings if comm.rank == 1 else {}
+    own = {}
+    if comm.rank == 1:
+        own = settings
     optimizer = different(comm, **own)
     for _ in range(2):  # nothing has been agreed on by the first
         with pytest.raises(RankMismatchError, match=f"disagree on .*{text} rank 1"):

@@ -31,7 +31,8 @@ def test_snapshots_of_other_kinds_are_loaded_or_refused(naive):
         optimizer.update(model, batch_of(0, number))
     snapshot = state_of(optimizer)
     # No pickles.
-    assert all(np.asarray(value).dtype != object for value in snapshot.values())
+    for value in snapshot.values():
+        assert np.asarray(value).dtype != object
     plain = hooked_adam(TanhNet(0))
     synchronous = create_multi_node_optimizer(hooked_adam(TanhNet(0)), naive)
     load_state(plain, snapshot)
@@ -99,7 +100,8 @@ def test_snapshots_of_chainers_own_optimizer_are_loaded_and_load_there(
     save(tmp_path / f"saved{suffix}", saved[whole])
     loaded = trained(not is_saved_by_chainer, 1)
     load(tmp_path / f"saved{suffix}", loaded[whole], strict)
-    expected, found = saved["optimizer"], loaded["optimizer"]
+    expected = saved["optimizer"]
+    found = loaded["optimizer"]
     assert found.t == expected.t > 1 - (kind == "accumulating")
     moments = [it.target.first.W.update_rule.state["m"] for it in (expected, found)]
     assert moments[0].tobytes() == moments[1].tobytes()

@@ -44,7 +44,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Non finite number found in param.grad"),
 ]
 
-SAVED, STOP = 4, 8  # iterations
+# iterations
+SAVED = 4
+STOP = 8
 
 
 class Net(chainer.Chain):
@@ -189,7 +191,10 @@ class Run:
 
     def __init__(self, comm, out, case, store, wrap=create_multi_node_optimizer):
         mixed = case.precision == "mixed16"
-        dtype = chainer.mixed16 if mixed else np.dtype(case.precision)
+        if mixed:
+            dtype = chainer.mixed16
+        else:
+            dtype = np.dtype(case.precision)
         examples = np.random.RandomState(comm.rank).uniform(-1, 1, (12, 3))
         with chainer.using_config("dtype", dtype):
             examples = examples.astype(chainer.get_dtype(map_mixed16=np.float16))
@@ -403,7 +408,8 @@ def test_every_optimizer_goes_on_alike_after_synchronize(naive, name):
         optimizer.update(model, np.full((2, 3), number + naive.rank, "f4"))
         assert same_everywhere(naive, model)
     everyones = naive.allgather_obj(settings(model))
-    assert all(each == everyones[0] for each in everyones)
+    for each in everyones:
+        assert each == everyones[0]
     assert model.first.W.update_rule.t == 5
 
 

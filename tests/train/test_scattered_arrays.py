@@ -12,7 +12,6 @@ import os
 import pickle
 import tempfile
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -63,7 +62,7 @@ def arrives(comm, whole, shuffle=False, root=0):
     return right(comm, part, whole, order)
 
 
-def lies_in(array: np.ndarray) -> tuple[str, str] | None:
+def lies_in(array):
     """Device and number of the file that the array is mapped from; number "0" if none."""
     address = array.__array_interface__["data"][0]
     with open("/proc/self/maps") as file:
@@ -81,13 +80,13 @@ class Reporting(DatasetMixin):
     What a worker process writes to the example afterwards is in nobody else's.
     """
 
-    def __init__(self, part: Any) -> None:
+    def __init__(self, part):
         self.part = part
 
-    def __len__(self) -> int:
+    def __len__(self):
         return len(self.part)
 
-    def get_example(self, i: int) -> tuple[np.ndarray, int, Any]:
+    def get_example(self, i):
         example = self.part[i]
         found = example.copy(), os.getpid(), lies_in(example)
         if multiprocessing.parent_process() is not None:
@@ -103,7 +102,8 @@ def test_every_kind_of_array_arrives_as_it_is(naive, kind):
 
 def test_they_arrive_from_any_root_on_any_communicator(comm):
     whole = TupleDataset(rows(23), rows(23, np.float64))
-    assert all(arrives(comm, whole, True, root) for root in range(comm.size))
+    for root in range(comm.size):
+        assert arrives(comm, whole, True, root)
     long_rows = np.arange(1 << 20).reshape(8, -1)  # each takes a message of its own
     assert arrives(comm, long_rows, True)
 
@@ -169,7 +169,8 @@ def test_arrays_lie_in_one_nameless_file_for_as_long_as_the_data_set(world, naiv
     files = new_files(before)
     kept = {number: files[number] for number in files if "/dev/shm" in files[number]}
     assert 1 <= len(kept) <= 2  # a descriptor, and the mapping's
-    assert all(path.endswith("(deleted)") for path in kept.values())
+    for path in kept.values():
+        assert path.endswith("(deleted)")
     # Each array of at most 72 bytes takes one or two cache lines.
     assert all(os.fstat(int(number)).st_size <= 600 * 128 for number in kept)
     example = part[0]  # which keeps what it needs
@@ -258,7 +259,8 @@ def test_pickles_and_copies_refer_to_the_memory_and_have_what_was_written(naive)
     payload = pickle.dumps(part)
     assert len(payload) < 2000
     x, y = pickle.loads(payload)[-1]
-    assert (x.tolist(), y.tolist()) == ([7, 7, 7], kept)
+    assert x.tolist() == [7, 7, 7]
+    assert y.tolist() == kept
     # A data set has one file: what was not written to goes there, too.
     assert lies_in(part[-1][0]) == lies_in(part[-1][1]) == lies_in(x) != file
     assert before[-1][0].tolist() == kept

@@ -42,7 +42,9 @@ def make(
     adam = chainer.optimizers.Adam()
     optimizer = create_multi_node_optimizer(adam, comm).setup(model)
     dataset = chainer.datasets.TupleDataset(x, x[:, :1])
-    shuffle = None if sampler else False
+    shuffle = False
+    if sampler:
+        shuffle = None
     iterator = SerialIterator(dataset, 2, shuffle=shuffle, order_sampler=sampler)
     updater = training.StandardUpdater(iterator, optimizer)
     trainer = training.Trainer(updater, (stop, "iteration"), out=str(out))
@@ -60,7 +62,7 @@ def run(*arguments, **options):
     return trainer, model
 
 
-def names(iterations, sets) -> set[str]:
+def names(iterations, sets):
     return {f"snapshot_iter_{it}.{number}" for it in iterations for number in sets}
 
 
@@ -84,7 +86,8 @@ def test_each_set_has_the_state_of_its_first_rank(naive, folder, sets, first):
     trainer, _, snapshot = make(naive, folder, 2, iter(sets), target=target)
     trainer.run()
     assert files(naive, folder) == names([2], range(len(set(first))))
-    target.value[:], target.nothing = -1, 1
+    target.value[:] = -1
+    target.nothing = 1
     snapshot.initialize(trainer)
     assert target.value.tolist() == [first[naive.rank] * 10]
     assert target.nothing is None
@@ -106,7 +109,9 @@ def test_fewer_and_more_ranks_go_on(naive, folder):
     for begin, end in ((2, naive.size), (naive.size, 1)):
         out = folder / f"{begin} {end}"
         train(begin, out, 4)
-        rtol = 1e-6 if naive.size == 3 else 0
+        rtol = 0
+        if naive.size == 3:
+            rtol = 1e-6
         for mine, expected in zip(train(end, out, 8), whole, strict=True):
             np.testing.assert_allclose(mine, expected, rtol=rtol)
         assert files(naive, out) >= names([4, 8], [0])
@@ -229,7 +234,9 @@ def test_sets_that_differ_between_ranks(naive, folder):
 def test_another_division_of_the_data_is_told_on_all_ranks(naive, folder):
     """Without shuffling, an iterator's state would seem to fit any number of examples."""
     run(naive, folder, 2, examples=8)
-    here = 4 if naive.rank == naive.size - 1 else 8
+    here = 8
+    if naive.rank == naive.size - 1:
+        here = 4
     with pytest.raises(
         (ValueError, RuntimeError), match=r"'main' has 4 examples.* had 8 there"
     ):

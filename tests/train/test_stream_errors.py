@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import chainer
 import pytest
 
 from chainermn_comm import CommunicationError, PeerError, create_communicator
 from chainermn_train import create_multi_node_optimizer
-from tests.support.doubles.cupy_double import Gpu, installed
+from tests.support.doubles.cupy_double import installed
 from tests.support.doubles.device_double import ILLEGAL_ADDRESS
 from tests.support.training.overlapped import (
     Deep,
@@ -46,7 +44,7 @@ def optimizer_of(comm, model, kind):
 
 
 @pytest.fixture
-def gpu() -> Iterator[Gpu]:
+def gpu():
     """A double that has the streams; the arrays are NumPy's."""
     with installed() as device, all_arrays_on_one_gpu():
         yield device

@@ -24,7 +24,9 @@ N = 40
 
 def take(whole, indices):
     part = subset.divide(whole, indices, lambda source, chosen: source[chosen])
-    return subset.view(whole, indices) if part is None else part
+    if part is None:
+        return subset.view(whole, indices)
+    return part
 
 
 def double(example):
@@ -106,4 +108,5 @@ class Squared(SubDataset):
 def test_a_subclass_that_finds_its_examples_otherwise_is_not_taken_apart(whole):
     part = take(whole, np.array([2, 5]))
     assert part._dataset is whole
-    assert (part[0], part[1]) == (whole[2], whole[5])
+    assert part[0] == whole[2]
+    assert part[1] == whole[5]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from tests.train.optimizer_machine.oracle import DRIFTS
 from tests.train.optimizer_machine.trainee import (
@@ -22,7 +21,7 @@ from tests.train.optimizer_machine.trainee import (
 MOVES = 12  # at most, in a sequence
 MOST_PARTS = 4
 SCALES = [0.5, 8.0, 64.0, 1024.0]
-SETTINGS: dict[str, list[Any]] = {
+SETTINGS = {
     "steps": [1, 2, 3],
     "scaling": [None, 8.0, "dynamic"],
     "hooks": [True, False],
@@ -130,8 +129,13 @@ class Drawn:
 
     def _train(self):
         """Some ranks don't use the second part, from now on."""
-        self._unused = self._ranks() if self._happens(0.4) else NOBODY
-        without_loss = self._ranks() if self._happens(0.3) else NOBODY
+        if self._happens(0.4):
+            self._unused = self._ranks()
+        else:
+            self._unused = NOBODY
+        without_loss = NOBODY
+        if self._happens(0.3):
+            without_loss = self._ranks()
         self._update(self._draw.randint(1, 4), without_loss=without_loss)
 
     def _overflow(self):
@@ -157,7 +161,9 @@ class Drawn:
 
     def _join(self):
         """Ranks that must agree on missing gradients make one update at least, which succeeds."""
-        fewest = 0 if self._config.zero_fill else 1
+        fewest = 1
+        if self._config.zero_fill:
+            fewest = 0
         counts = [self._draw.randint(fewest, 3) for _ in range(self._play.size)]
         fails = NOWHERE
         if self._config.zero_fill and self._happens(0.3):

@@ -197,7 +197,9 @@ class Oracle:
             idle = frozenset(rank for rank in own if own[rank] <= index)
             if idle == self._everybody and self._pending.calls == 0:
                 break
-            failing = fails if index == at else NOWHERE
+            failing = NOWHERE
+            if index == at:
+                failing = fails
             update = Update(number + index, failing, idle=idle)
             for rank, error in self._errors_of(update).items():
                 if rank not in idle:
@@ -228,7 +230,10 @@ class Oracle:
     def _set_loss_scale(self, scale, ranks=ALL):
         self._expected.are_states_known = False
         is_alike = self._among(ranks) in (NONE, self._everybody)
-        self.drifted = "" if is_alike else LOSS_SCALE
+        if is_alike:
+            self.drifted = ""
+        else:
+            self.drifted = LOSS_SCALE
 
     def _disturb(self, what, ranks):
         self._expected.are_states_known = False
@@ -383,7 +388,9 @@ class Oracle:
             for name, grad in term.grads.items():
                 grads[name] = grads.get(name, 0) + grad / len(terms)
         mean = Mean(grads, self._optimizers[self._first]._loss_scale)
-        return [mean] if terms else []
+        if terms:
+            return [mean]
+        return []
 
     def _finish(self, update):
         """Exchange what is added up, and step; return the errors of ranks that raise."""
@@ -428,7 +435,10 @@ def _gradients(optimizer, update, rank):
         if part.name == "second" and rank in update.unused:
             continue
         for name, param in part.namedparams(include_uninit=False):
-            target = x if name == "/w" else x[0]
+            if name == "/w":
+                target = x
+            else:
+                target = x[0]
             grads[f"/{part.name}{name}"] = np.float64(param.array) - target
     if rank in update.overflowing:
         grads["/first/w"] = grads["/first/w"] + np.inf

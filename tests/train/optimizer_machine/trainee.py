@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -21,7 +20,7 @@ from chainermn_train import create_multi_node_optimizer, join
 from tests.support.training.exchanges import KINDS
 from tests.support.training.trainers import load_state, state_of
 
-OPTIMIZERS: dict[str, Callable[[], Any]] = {
+OPTIMIZERS = {
     "SGD": lambda: chainer.optimizers.SGD(0.1),
     "MomentumSGD": lambda: chainer.optimizers.MomentumSGD(0.1),
     "Adam": lambda: chainer.optimizers.Adam(0.05),
@@ -195,7 +194,9 @@ class Trainee:
         Those ``without_loss`` call backward themselves.
         """
         place = fails.get(self._rank, "")
-        skipped = "second" if self._rank in unused else ""
+        skipped = ""
+        if self._rank in unused:
+            skipped = "second"
         overflows = self._rank in overflowing
         given = [number, skipped, place, overflows]
         with self._fault(place):
@@ -382,7 +383,7 @@ def _flip_moments(optimizer, part):
 
 
 # What a command `disturb` does to Chainer's optimizer and the second part.
-DISTURB: dict[str, Callable[[Any, Part], None]] = {
+DISTURB = {
     "parameter": lambda optimizer, part: _flip(part.w.array),
     "0-d": lambda optimizer, part: _flip(part.s.array),
     "momentum": _flip_moments,
