@@ -19,9 +19,13 @@ import sys
 import time
 from pathlib import Path
 
-import chainer
 import numpy as np
 from chainer import training
+from chainer.datasets import TupleDataset
+from chainer.iterators import SerialIterator
+from chainer.links import Linear
+from chainer.optimizers import Adam
+from chainer.training import StandardUpdater, Trainer
 from mpi4py import MPI
 
 from chainermn_comm import create_communicator
@@ -54,7 +58,7 @@ def scatter(comm, plan):
     dataset = None
     if comm.rank == 0:
         x = np.random.RandomState(0).uniform(size=(EXAMPLES, 4)).astype("f4")
-        dataset = chainer.datasets.TupleDataset(x, x.sum(axis=1, keepdims=True))
+        dataset = TupleDataset(x, x.sum(axis=1, keepdims=True))
 
     def scatter_from(root):
         return scatter_dataset(dataset, comm, root=root, shuffle=True, seed=0)
@@ -65,15 +69,13 @@ def scatter(comm, plan):
 def share(comm, plan, model):
     x = np.zeros((2, 4), "f4")
     model(x, x[:, :1])  # initializes it
-    plan.collective(
-        "bcast_data", comm, comm.bcast_data, model, chainer.links.Linear(3, 2)
-    )
+    plan.collective("bcast_data", comm, comm.bcast_data, model, Linear(3, 2))
 
 
 def plan_first_update(comm, plan):
     """Its mean of gradients is the first of all."""
     make = comm.make_reducer
-    other = chainer.links.Linear(3, 2)
+    other = Linear(3, 2)
     other.cleargrads()
 
     def make_reducer(*arguments):
@@ -120,15 +122,13 @@ def make_planned_trainer(comm, plan, case):
     model = PlannedModel()
     model.plan = plan
     share(comm, plan, model)
-    iterator = chainer.iterators.SerialIterator(dataset, 4)
-    adam = chainer.optimizers.Adam()
+    iterator = SerialIterator(dataset, 4)
+    adam = Adam()
     optimizer = create_multi_node_optimizer(adam, comm, overlap=case["overlap"]).setup(
         model
     )
-    plan.updater = training.StandardUpdater(iterator, optimizer)
-    trainer = training.Trainer(
-        plan.updater, (case["stop"], "iteration"), out=case["out"]
-    )
+    plan.updater = StandardUpdater(iterator, optimizer)
+    trainer = Trainer(plan.updater, (case["stop"], "iteration"), out=case["out"])
 
     @training.make_extension(trigger=(1, "iteration"))
     def agree(trainer):

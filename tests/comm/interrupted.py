@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from mpi4py import MPI
+from numpy.testing import assert_equal
 
 from chainermn_comm import CommunicationError, PeerError, create_communicator
 from chainermn_comm.messaging import collectives
@@ -172,11 +173,11 @@ def run(base: str, name: str, odd: int, path: Path, places: list[float]) -> None
             error = None
             result = make()
         if error is None:
-            np.testing.assert_equal(result, wanted)
+            assert_equal(result, wanted)
         errors = world.allgather(type(error))
         assert len(set(errors[:odd] + errors[odd + 1 :])) == 1, errors
         handshakes = world.allgather(CountedComm.handshakes)
         assert len(set(handshakes)) == 1, handshakes
         for key, found in expected.items():
-            np.testing.assert_equal(calls(comm)[key](), found)
+            assert_equal(calls(comm)[key](), found)
     print("DONE", flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from chainermn_comm.numbers import casts
 
@@ -19,7 +20,7 @@ def check(source, dtype="float16"):
     out = np.empty(source.size, dtype)
     with np.errstate(all="ignore"):
         casts.cast_into(source, out)
-        np.testing.assert_array_equal(bits(out), bits(source.astype(dtype)))
+        assert_array_equal(bits(out), bits(source.astype(dtype)))
 
 
 def test_every_float16_becomes_the_float32_that_it_is():
@@ -43,7 +44,7 @@ def test_numbers_are_scaled_before_they_are_rounded(wire):
     numbers = np.random.default_rng(3).standard_normal(size, "f4") * 1e-9
     scaled = np.empty(size, wire)
     casts.cast_into(numbers, scaled, 40)
-    np.testing.assert_array_equal(scaled, (numbers * 2.0**40).astype(wire))
+    assert_array_equal(scaled, (numbers * 2.0**40).astype(wire))
     back = np.empty(size, "f4")
     casts.cast_into(scaled, back, -40)
-    np.testing.assert_array_equal(back, scaled.astype("f4") * 2.0**-40)
+    assert_array_equal(back, scaled.astype("f4") * 2.0**-40)

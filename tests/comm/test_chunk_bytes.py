@@ -6,6 +6,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from chainermn_comm import RankMismatchError, create_communicator
 from tests.comm.inside import recorded_sizes
@@ -48,7 +49,7 @@ def test_tiny_chunks_give_the_mean(world, monkeypatch, name, nodes, chunk_bytes,
             comm.allreduce_grad(model := with_grads(**own))
             for key, first in rows[0].items():
                 expected = first + 12 * (world.size - 1) / 2
-                np.testing.assert_array_equal(model[key].grad, expected)
+                assert_array_equal(model[key].grad, expected)
 
 
 @pytest.mark.parametrize("name", ["naive", "flat", "hierarchical"])
@@ -86,7 +87,7 @@ def test_gradients_on_gpus_keep_to_it(world, monkeypatch, name, chunk_bytes, wir
         gpu.delay = 0
         found = gpus.means_of(comm, list(own.values()))
         for mean, first in zip(found, whole_numbers(0).values(), strict=True):
-            np.testing.assert_array_equal(mean, first + 12 * (world.size - 1) / 2)
+            assert_array_equal(mean, first + 12 * (world.size - 1) / 2)
         nbytes = [grad.size * (2 if wire else grad.itemsize) for grad in own.values()]
         assert sum(gpu.packed) == sum(nbytes)
         assert 0 < max(gpu.packed) <= chunk_bytes

@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import pytest
 from mpi4py import MPI
+from numpy.testing import assert_array_equal
 
 from chainermn_comm import CommunicatorBase
 from tests.support.worlds.models import Model, Param
@@ -54,7 +55,7 @@ def test_the_other_methods_come_with_the_interface():
     assert comm.alltoall_obj(["z"]) == ["z"]
     model = Model(w=Param(np.ones(3)))
     comm.multi_node_mean_grad(model, zero_fill=True)
-    np.testing.assert_array_equal(model["w"].grad, np.zeros(3))
+    assert_array_equal(model["w"].grad, np.zeros(3))
     assert comm.get_config() == {}
     with pytest.raises(ValueError, match="no setting"):
         comm.set_config("batched_copy")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ml_dtypes  # noqa: F401  (NumPy knows bfloat16 by it)
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from chainermn_comm import RankMismatchError, create_communicator
 from tests.comm.inside import no_memory_for
@@ -84,10 +85,10 @@ def test_mean_is_the_sum_in_rank_order_divided(world, name, own, wire):
             # With its precision, but with more exponents.
             if travelling == "float16" != dtype:
                 digits = np.frexp(grad)[0] * 2**11
-                np.testing.assert_array_equal(digits, np.round(digits))
-                np.testing.assert_allclose(grad, expected, rtol=2.0**-10, atol=2.0**-24)
+                assert_array_equal(digits, np.round(digits))
+                assert_allclose(grad, expected, rtol=2.0**-10, atol=2.0**-24)
             else:
-                np.testing.assert_array_equal(grad, expected)
+                assert_array_equal(grad, expected)
         assert_equal_on_all_ranks(comm, model)
 
 
@@ -106,12 +107,12 @@ def test_a_gradient_is_overwritten_if_it_can_be_and_else_replaced(comm):
     comm.allreduce_grad(model)
     assert_equal_on_all_ranks(comm, model)
     assert model["plain"].grad is own
-    np.testing.assert_array_equal(model["scalar"].grad, (comm.size - 1) / 2)
+    assert_array_equal(model["scalar"].grad, (comm.size - 1) / 2)
     for name, dtype in (("plain", "f4"), ("by_rank", "f4"), ("swapped", ">f8")):
         grad = model[name].grad
         rows = [values(rank, grad.shape, dtype) for rank in range(comm.size)]
         assert grad.dtype == dtype
-        np.testing.assert_array_equal(grad, mean_in_rank_order(rows))
+        assert_array_equal(grad, mean_in_rank_order(rows))
         grad[...] = 0  # usable by an optimizer that works in place
 
 
@@ -127,12 +128,12 @@ def test_missing_gradients_count_as_zeros_with_zero_fill(comm):
     assert_equal_on_all_ranks(comm, model)
     for param in params.values():
         if comm.size > 1:
-            np.testing.assert_array_equal(param.grad, (comm.size - 1) / comm.size)
+            assert_array_equal(param.grad, (comm.size - 1) / comm.size)
     comm.allreduce_grad(Model())
     comm.allreduce_grad(Model(empty=ones(0)))
     some = Model(w=ones(2), nowhere=Param(np.zeros(2)), lazy=Param())
     comm.allreduce_grad(some)
-    np.testing.assert_array_equal(some["w"].grad, np.ones(2))
+    assert_array_equal(some["w"].grad, np.ones(2))
     for each in model, some:
         assert each["nowhere"].grad is None
         assert each["lazy"].grad is None
@@ -175,7 +176,7 @@ def test_models_that_differ_are_told_by_parameter(comm, others, told):
             comm.allreduce_grad(model)
         assert f"rank {odd}" in str(caught.value)
         comm.allreduce_grad(good := model_of())
-        np.testing.assert_array_equal(good["c"].grad, np.ones(4))
+        assert_array_equal(good["c"].grad, np.ones(4))
 
 
 @several_ranks
@@ -202,7 +203,7 @@ def test_what_the_user_set_for_float_errors_changes_nothing(comm):
         mean = comm.multi_node_mean(np.full(300_000, tiny, "f4"))
         comm.set_config("allreduce_grad_dtype", "float16")
         comm.allreduce_grad(narrow)
-    np.testing.assert_array_equal(model["w"].grad, mean)
+    assert_array_equal(model["w"].grad, mean)
     assert mean.any()
 
 
@@ -240,4 +241,4 @@ def test_complex_gradients_never_travel_as_floats(naive):
         naive.allreduce_grad(model)
     naive.set_config("allreduce_grad_dtype", None)
     naive.allreduce_grad(model)
-    np.testing.assert_array_equal(model["w"].grad, 1 + 1j * (naive.size - 1))
+    assert_array_equal(model["w"].grad, 1 + 1j * (naive.size - 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from chainermn_comm import RankMismatchError
 from tests.support.oracles.verbs import all_of, check_one
@@ -61,4 +62,4 @@ def test_a_mean_of_large_numbers_is_no_infinity_and_of_tiny_ones_no_zero(either)
     assert pair[1] == 1
     for each in pair[0], room, sent:
         assert each.dtype == expected.dtype
-        np.testing.assert_array_equal(each, expected)
+        assert_array_equal(each, expected)

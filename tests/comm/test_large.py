@@ -6,6 +6,7 @@ import gc
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 pytestmark = [pytest.mark.world, pytest.mark.full, pytest.mark.sizes(2)]
 
@@ -32,7 +33,7 @@ def check(array, expected):
     step = 1 << 26
     for start in range(0, BEYOND, step):
         piece = slice(start, start + step)
-        np.testing.assert_array_equal(array[piece], expected[piece], strict=True)
+        assert_array_equal(array[piece], expected[piece], strict=True)
 
 
 def test_arrays(naive):

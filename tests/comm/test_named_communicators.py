@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from chainermn_comm import CommunicatorBase, create_communicator
 from chainermn_comm.named_communicators import (
@@ -94,7 +95,7 @@ def test_each_class_of_the_users_takes_its_part_in_a_mean_once(made, world):
             model = with_grads(w=np.full(3, world.rank, "f4"))
             call(model)
             assert comm.means == LEVELS[made]
-            np.testing.assert_array_equal(model["w"].grad, (world.size - 1) / 2)
+            assert_array_equal(model["w"].grad, (world.size - 1) / 2)
         with comm.split(0, world.rank) as part:
             assert type(part) is made
             assert part.means is comm.means  # what its own `__init__` set

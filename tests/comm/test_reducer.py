@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from chainermn_comm import (
     FinalizedError,
@@ -91,7 +92,7 @@ def test_settings_that_change_meanwhile_are_of_later_means(world):
         if comm.rank == 1:
             comm.set_config("allreduce_grad_dtype", "float16")
         finish(reducer)
-        np.testing.assert_array_equal(model["a"].grad, value)
+        assert_array_equal(model["a"].grad, value)
 
 
 @with_third_party
@@ -165,8 +166,8 @@ def test_steps_in_another_order_are_refused(comm):
     if not isinstance(comm, PlainCommunicator):  # which assigns as it waits
         assert model["w"].grad is own
     work.assign()
-    np.testing.assert_array_equal(own, comm.rank)
-    np.testing.assert_array_equal(model["w"].grad, (comm.size - 1) / 2)
+    assert_array_equal(own, comm.rank)
+    assert_array_equal(model["w"].grad, (comm.size - 1) / 2)
 
 
 def test_after_finalize_it_says_so(world):
@@ -281,4 +282,4 @@ def test_planned_gradients_that_one_rank_lacks_are_told_on_all_without_zero_fill
         reducer.add_planned(model).wait()
         with pytest.raises(RankMismatchError, match=r"/e .* no gradient on rank 0"):
             reducer.agree()
-        np.testing.assert_array_equal(own, 1)
+        assert_array_equal(own, 1)

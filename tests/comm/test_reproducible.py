@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
 
 from tests.support.oracles.drawn_models import DTYPES, Entry, digest, model_of, models
 from tests.support.worlds.circulant import by_circulant
@@ -103,6 +104,6 @@ def test_sums_and_means_are_in_the_order_of_ranks(world, way):
         for name, nodes in cases(world.size):
             with reproducible(nodes, name) as comm:
                 comm.allreduce_grad(model := with_grads(w=own.copy()))
-                np.testing.assert_array_equal(model["w"].grad, mean)
-                np.testing.assert_array_equal(comm.multi_node_mean(own), mean)
-                np.testing.assert_array_equal(comm.allreduce(own), total)
+                assert_array_equal(model["w"].grad, mean)
+                assert_array_equal(comm.multi_node_mean(own), mean)
+                assert_array_equal(comm.allreduce(own), total)

@@ -10,6 +10,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from chainer.optimizers import SGD
 
 from tests.compatibility.programs import (
     aggregating_evaluator,
@@ -133,7 +134,7 @@ def of_duck_typed_optimizer(ranks):
 def of_communicator_subclass(ranks):
     np.random.seed(0)
     model = L.Linear(3, 1)
-    optimizer = chainer.optimizers.SGD(lr=0.125).setup(model)
+    optimizer = SGD(lr=0.125).setup(model)
     inputs = np.random.RandomState(1).uniform(-1, 1, (24, 3)).astype(np.float32)
     for step in range(6):
         parts = batches(inputs, ranks, 4, step)

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from chainermn_comm import create_communicator
 from tests.support.doubles import gpus
@@ -98,7 +99,7 @@ def full(comm, size, number):
 def check_means(comm, model, number):
     for param in model.params.values():
         mean = number + (comm.size - 1) / 2
-        np.testing.assert_allclose(gpus.to_host(param.grad), mean, rtol=1e-6)
+        assert_allclose(gpus.to_host(param.grad), mean, rtol=1e-6)
 
 
 @pytest.mark.sizes(2, 3)

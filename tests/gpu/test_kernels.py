@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_array_equal
 
 from chainermn_comm.gpu import kernels
 from tests.support.doubles import gpus
@@ -136,12 +137,12 @@ def test_any_mix_of_arrays(compiled, letter, arrays, offset, grid):
 
     compiled(f"pack_{letter}", blocks, table, place, total, 3.0)
     by_double(f"pack_{letter}", 3.0)
-    np.testing.assert_array_equal(mine, expected)
+    assert_array_equal(mine, expected)
     compiled(f"unpack_{letter}", blocks, table, place, total)
     got = [grad.copy() for grad in grads]
     by_double(f"unpack_{letter}", 1.0)
     for one, two in zip(got, grads, strict=True):
-        np.testing.assert_array_equal(one, two)
+        assert_array_equal(one, two)
 
 
 @needs_compiler
@@ -158,10 +159,10 @@ def test_bfloat16_has_the_bits_of_numpys_casts(compiled, dtype):
     with np.errstate(invalid="ignore"):  # of NaNs
         expected = values.astype(ml_dtypes.bfloat16).astype("f4")
     found = bits.view(ml_dtypes.bfloat16).astype("f4")
-    np.testing.assert_array_equal(found, expected)
+    assert_array_equal(found, expected)
     up = np.zeros(values.size, "f4")
     compiled("unpack_b", 32, table_of([up]), bits.ctypes.data, bits.size)
-    np.testing.assert_array_equal(up, expected)
+    assert_array_equal(up, expected)
 
 
 # Sizes on both sides of a tile, no elements at all, and more tiles than blocks that run
@@ -183,9 +184,9 @@ def test_pack_and_unpack_do_what_numpy_does(gpu, wire, chunk_bytes):
         kernels.launch("pack", chunk, table, buffer, 3)
         pieces = [cast(arrays[i][span], wire, 3.0) for i, span, _ in chunk.segments]
         packed = np.concatenate(pieces)
-        np.testing.assert_array_equal(gpus.to_host(buffer).view(wire), packed)
+        assert_array_equal(gpus.to_host(buffer).view(wire), packed)
         kernels.launch("unpack", chunk, table, buffer)
         for (index, span, _), piece in zip(chunk.segments, pieces, strict=True):
             arrays[index][span] = cast(piece, arrays[index].dtype)
     for grad, array in zip(grads, arrays, strict=True):
-        np.testing.assert_array_equal(gpus.to_host(grad), array)
+        assert_array_equal(gpus.to_host(grad), array)

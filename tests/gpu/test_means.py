@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose
 
 from chainermn_comm import create_communicator
 from tests.support.doubles import gpus
@@ -143,7 +144,7 @@ def test_values_are_divided_before_nccl_sums_them(world, one_each):
     large = np.finfo("float16").max * np.float16(0.99)
     with create_communicator("pure_nccl", allreduce_grad_dtype="float16") as comm:
         mean = mean_of(comm, np.array([large, 1], "float16"))
-    np.testing.assert_allclose(mean, [large, 1], rtol=4 * np.finfo("float16").eps)
+    assert_allclose(mean, [large, 1], rtol=4 * np.finfo("float16").eps)
 
 
 # The unit of rounding, and the smallest number.
@@ -203,7 +204,7 @@ def test_planned_buckets_come_after_their_gradients_on_another_stream(world, gpu
             work.assign()
         for param in params:
             mean = gpus.to_host(param.grad)
-            np.testing.assert_allclose(mean, (comm.size - 1) / 2, rtol=1e-6)
+            assert_allclose(mean, (comm.size - 1) / 2, rtol=1e-6)
         assert set(gpus.to_host(grads[1])) == {comm.rank}
 
 
@@ -218,7 +219,7 @@ def test_a_gradient_is_averaged_in_place_or_replaced(world, one_each):
     assert model["plain"].grad is plain
     for name in ("turned", "one", "two"):
         assert model[name].grad.flags.c_contiguous
-        np.testing.assert_allclose(gpus.to_host(model[name].grad), (world.size - 1) / 2)
+        assert_allclose(gpus.to_host(model[name].grad), (world.size - 1) / 2)
     assert gpus.address(model["one"].grad) != gpus.address(model["two"].grad)
 
 
@@ -242,7 +243,7 @@ def test_new_gradients_lie_on_their_parameters_device_whichever_is_current(
         for param in model.params.values():
             assert param.grad.device.id == 0
             mean = gpus.to_host(param.grad)
-            np.testing.assert_allclose(mean, (comm.size - 1) / 2, rtol=1e-6)
+            assert_allclose(mean, (comm.size - 1) / 2, rtol=1e-6)
 
 
 @pytest.mark.ci

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from chainermn_comm import RankMismatchError, create_communicator
 from tests.support.doubles import gpus
@@ -164,5 +165,5 @@ def test_a_single_rank_needs_no_nccl(world, double, monkeypatch, name):
         monkeypatch.setattr(nccl, "available", False)
         means = gpus.means_of(comm, [np.arange(5, dtype="f4"), np.ones(3, "f8")])
         assert set(gpus.to_host(comm.allreduce(put(np.ones(2))))) == {1.0}
-    np.testing.assert_array_equal(means[0], np.arange(5))
+    assert_array_equal(means[0], np.arange(5))
     assert "commInitRank" not in double.made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from tests.support.doubles import gpus
 from tests.support.worlds.topologies import on_nodes
@@ -81,4 +82,4 @@ def test_calls_on_different_streams_follow_one_another(world, gpu):
         for number, (stream, model) in enumerate(found):
             with stream:
                 mean = gpus.to_host(model["p001"].grad)
-            np.testing.assert_allclose(mean, number + (comm.size - 1) / 2, rtol=1e-6)
+            assert_allclose(mean, number + (comm.size - 1) / 2, rtol=1e-6)

@@ -10,6 +10,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from chainer.optimizers import Adam, MomentumSGD
 
 from chainermn_comm import RankMismatchError, create_communicator
 from tests.support.doubles import gpus
@@ -84,10 +85,8 @@ def scaled(optimizer, scale):
 def test_a_training_is_that_of_one_process(comm, kind, steps, scale):
     on_gpus = network_on_gpu()
     on_cpu = network()
-    optimizer = exchanging(
-        kind, comm, scaled(chainer.optimizers.MomentumSGD(0.05), scale), on_gpus, steps
-    )
-    one = OneProcess(kind, chainer.optimizers.MomentumSGD(0.05).setup(on_cpu), steps)
+    optimizer = exchanging(kind, comm, scaled(MomentumSGD(0.05), scale), on_gpus, steps)
+    one = OneProcess(kind, MomentumSGD(0.05).setup(on_cpu), steps)
     for batch in batches(8, comm.size):
         optimizer.update(on_gpus, *mine(comm, batch))
         one.update(*batch)
@@ -105,7 +104,7 @@ def test_a_training_is_that_of_one_process(comm, kind, steps, scale):
 @pytest.mark.sizes(2, 4)
 def test_drift_on_a_device_is_noticed(comm, what, kind):
     model = network_on_gpu()
-    optimizer = exchanging(kind, comm, chainer.optimizers.Adam(), model)
+    optimizer = exchanging(kind, comm, Adam(), model)
     data = batches(20, comm.size)
     for _ in range(2):  # with double buffering the second one steps
         optimizer.update(model, *mine(comm, data[0]))

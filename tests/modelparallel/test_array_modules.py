@@ -6,6 +6,7 @@ import chainer.functions as F
 import numpy as np
 import pytest
 from chainer import Variable
+from numpy.testing import assert_array_equal
 
 from chainermn_modelparallel import pseudo_connect, recv, send
 from tests.modelparallel.device_arrays import Device, received_on_devices
@@ -37,7 +38,7 @@ def test_a_delegate_of_either_class_is_reached(comm, kind):
         y = recv(comm, 1, delegate_variable=send(x, comm, 1))
         assert type(y.array) is Device
         pseudo_connect(Variable(np.zeros(0, "f")), F.sum(y)).backward()
-        np.testing.assert_array_equal(x.grad, [5, 5, 5])
+        assert_array_equal(x.grad, [5, 5, 5])
     else:
         send(recv(comm, 0) * 5, comm, 0).backward()
 
@@ -46,9 +47,9 @@ def test_pseudo_connect_reaches_a_delegate_of_another_class():
     delegate = Variable(np.ones(2, np.float16))
     x = device(2)
     F.sum(pseudo_connect(delegate * 1, x) * 3).backward()
-    np.testing.assert_array_equal(delegate.grad, np.zeros(2))
-    np.testing.assert_array_equal(x.grad, [3, 3])
+    assert_array_equal(delegate.grad, np.zeros(2))
+    assert_array_equal(x.grad, [3, 3])
     loss = pseudo_connect(x * 1, Variable(np.ones((), "f")))
     x.cleargrad()
     loss.backward()
-    np.testing.assert_array_equal(x.grad, [0, 0])
+    assert_array_equal(x.grad, [0, 0])

@@ -11,6 +11,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 from chainer import Variable
+from numpy.testing import assert_allclose, assert_array_equal
 
 from chainermn_comm import PeerError, RankMismatchError
 from chainermn_modelparallel import MultiNodeBatchNormalization
@@ -80,9 +81,7 @@ class Both:
     def close(self, actual, desired):
         """Equal but for rounding, of the largest values too: sums contain them."""
         tolerance = TOLERANCE[self.dtype] * max(1, np.abs(desired).max(initial=0))
-        np.testing.assert_allclose(
-            actual, desired, rtol=TOLERANCE[self.dtype], atol=tolerance
-        )
+        assert_allclose(actual, desired, rtol=TOLERANCE[self.dtype], atol=tolerance)
 
 
 # Chainer's own link.
@@ -142,8 +141,8 @@ def test_a_batch_that_is_empty_on_all_ranks_changes_nothing(comm):
     x = Variable(np.zeros((0, 3, 2), "f"))
     F.sum(link(x)).backward()
     assert x.grad.shape == (0, 3, 2)
-    np.testing.assert_array_equal(link.gamma.grad, np.zeros(3))
-    np.testing.assert_array_equal([link.avg_mean, link.avg_var], [[0] * 3, [1] * 3])
+    assert_array_equal(link.gamma.grad, np.zeros(3))
+    assert_array_equal([link.avg_mean, link.avg_var], [[0] * 3, [1] * 3])
 
 
 @pytest.mark.parametrize(
@@ -161,10 +160,10 @@ def test_digits_are_kept(comm, random, dtype, mean, scale, tolerance):
     assert y.dtype == x.grad.dtype == link.gamma.grad.dtype == dtype
     wide = data.astype(dtype).astype(np.float64)
     expected = (wide - wide.mean((0, 1))) / wide.std((0, 1))
-    np.testing.assert_allclose(y.array, expected[comm.rank], atol=tolerance)
+    assert_allclose(y.array, expected[comm.rank], atol=tolerance)
     if dtype == np.float32:
         unbiased = wide.reshape(-1, 2).var(0, ddof=1)
-        np.testing.assert_allclose((link.avg_var - 0.9) / 0.1, unbiased, atol=1e-5)
+        assert_allclose((link.avg_var - 0.9) / 0.1, unbiased, atol=1e-5)
 
 
 def test_data_needs_no_exchange_in_backward(comm, random):
@@ -218,7 +217,7 @@ def test_a_wrong_input_on_one_rank_raises_on_all(comm, wrong, error, text):
     right = np.ones((2, 3), "f")
     with pytest.raises(error if comm.rank == 0 else PeerError, match="rank 0.*" + text):
         link(wrong if comm.rank == 0 else right)
-    np.testing.assert_array_equal(link.avg_var, np.ones(3))
+    assert_array_equal(link.avg_var, np.ones(3))
     link(right)
 
 

@@ -12,6 +12,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 from chainer import Variable
+from numpy.testing import assert_allclose, assert_array_equal
 
 from chainermn_modelparallel import MultiNodeChainList
 from tests.support.oracles import graphs
@@ -47,11 +48,11 @@ def check(comm, graph):
     found = model(graphs.model_input())
     desired = graphs.flat(expected.get(comm.rank, Variable(np.empty(0))))
     for y, x in zip(graphs.flat(found), desired, strict=True):
-        np.testing.assert_allclose(y.array, x.array, 1e-12, 1e-12)
+        assert_allclose(y.array, x.array, 1e-12, 1e-12)
     graphs.loss_of(found).backward()
     for pair in zip(model, mine, strict=True):
         gradients = [0 if link.w.grad is None else link.w.grad for link in pair]
-        np.testing.assert_allclose(*gradients, rtol=1e-12, atol=1e-12)
+        assert_allclose(*gradients, rtol=1e-12, atol=1e-12)
 
 
 SIMPLE = [Part(0, None, 1), Part(1, 0, None)]
@@ -147,7 +148,7 @@ def test_variables_within_the_output_lead_back_to_other_ranks(comm, ranks):
         for expected in (2, 0):
             x.cleargrad()
             model(x).backward()
-            np.testing.assert_array_equal(x.grad, np.full(2, expected))
+            assert_array_equal(x.grad, np.full(2, expected))
     else:
         pair = namedtuple("pair", "mine others")
         give = chainer.Sequential(
@@ -158,7 +159,7 @@ def test_variables_within_the_output_lead_back_to_other_ranks(comm, ranks):
         found = model()
         assert found["n"] == [None, np.ones(1)]
         found["loss"].mine[0].backward()
-        np.testing.assert_array_equal(w.grad, [1, 1])
+        assert_array_equal(w.grad, [1, 1])
 
 
 def test_a_component_added_to_a_copy_is_not_the_originals(comm):
@@ -166,4 +167,4 @@ def test_a_component_added_to_a_copy_is_not_the_originals(comm):
     model.add_link(chainer.Sequential(F.square))
     twin = model.copy()
     twin.add_link(chainer.Sequential(F.square), comm.rank, comm.rank)
-    np.testing.assert_array_equal(model(np.full(2, 3, "f")).array, [9, 9])
+    assert_array_equal(model(np.full(2, 3, "f")).array, [9, 9])

@@ -12,6 +12,7 @@ import chainer.functions as F
 import numpy as np
 import pytest
 from chainer import Variable
+from numpy.testing import assert_allclose, assert_array_equal
 
 from chainermn_comm import PeerError, RankMismatchError, create_communicator
 from chainermn_modelparallel import (
@@ -99,9 +100,7 @@ def close(actual, desired, dtype):
         assert actual is None or not actual.any()
         return
     assert actual.dtype == desired.dtype
-    np.testing.assert_allclose(
-        actual, desired, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype]
-    )
+    assert_allclose(actual, desired, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
 def differentiate(loss, xs, order):
@@ -171,7 +170,7 @@ def test_others_need_not_give_anything_to_have_a_way_back(comm, function):
             expected = factors
         else:
             expected = factors.sum()
-        np.testing.assert_array_equal(x.grad, np.ones_like(x.array) * expected)
+        assert_array_equal(x.grad, np.ones_like(x.array) * expected)
 
 
 @WITH_THIRD_PARTY
@@ -195,7 +194,7 @@ def test_without_gradients_nothing_waits(comm):
     w = Variable(np.ones(2, "f"))
     if comm.rank == 0:  # would hang if it went through bcast
         F.sum(w * y).backward()
-        np.testing.assert_array_equal(w.grad, [1, 1])
+        assert_array_equal(w.grad, [1, 1])
     assert comm.allgather_obj(comm.rank) == list(range(comm.size))
 
 
@@ -210,7 +209,7 @@ def test_integers_travel_and_have_no_gradient(comm):
         F.sum(sum(ys)).backward()
     else:
         pseudo_connect(first, Variable(np.zeros((), "f"))).backward()
-    np.testing.assert_array_equal(x.grad, np.ones((2, 3)))
+    assert_array_equal(x.grad, np.ones((2, 3)))
     assert label.grad is None
 
 
@@ -300,7 +299,7 @@ def test_a_graph_on_some_ranks_only_gives_values_but_no_gradients(comm):
     with chainer.using_config("enable_backprop", comm.rank != 0):
         y = allreduce(comm, x)
         gather(comm, x)
-    np.testing.assert_array_equal(y.array, np.full(2, comm.size))
+    assert_array_equal(y.array, np.full(2, comm.size))
     assert (y.creator is None) == (comm.rank == 0)
     z = allreduce(comm, x)
     text = r"backward of allreduce on rank \d.*ranks \[0\] don't build a graph"

@@ -6,6 +6,7 @@ import chainer.functions as F
 import numpy as np
 import pytest
 from chainer import Variable
+from numpy.testing import assert_array_equal
 
 from chainermn_modelparallel import (
     MultiNodeBatchNormalization,
@@ -31,7 +32,7 @@ def test_an_exchange_needs_no_delegate_between_send_and_recv(comm):
             y = recv(comm, 0)
             delegate = send(x, comm, 0)
         pseudo_connect(delegate, F.sum(y * y)).backward()
-        np.testing.assert_array_equal(x.grad, 2 * x.array)
+        assert_array_equal(x.grad, 2 * x.array)
 
 
 @pytest.mark.parametrize("deeper", [0, 1])
@@ -46,9 +47,9 @@ def test_sends_and_collectives_keep_their_order(comm, deeper):
     elif comm.rank == 1:
         loss = loss + F.sum(recv(comm, 0) ** 2)
     loss.backward()
-    np.testing.assert_array_equal(z.grad, np.full(3, comm.size))
+    assert_array_equal(z.grad, np.full(3, comm.size))
     if comm.rank == 0:
-        np.testing.assert_array_equal(x.grad, 2 * x.array)
+        assert_array_equal(x.grad, 2 * x.array)
 
 
 class Wrapper:

@@ -12,6 +12,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 from chainer.optimizers import SGD
+from numpy.testing import assert_allclose
 
 from chainermn_comm import PeerError, RankMismatchError
 from chainermn_modelparallel import (
@@ -146,7 +147,7 @@ def test_updates_are_those_of_one_process(comm, kind):
             rows.append((each.t, each._loss_scale, each.is_safe_to_update()))
     assert comm.allgather_obj(seen) == [expected] * comm.size
     (param,) = optimizer.target.params()
-    np.testing.assert_allclose(param.array, part(), rtol=1e-3)
+    assert_allclose(param.array, part(), rtol=1e-3)
     assert 2 <= sum(not is_safe for *_, is_safe in seen) < UPDATES // 2
 
 

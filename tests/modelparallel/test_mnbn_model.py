@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from chainer import Sequential
 from chainer.link_hooks import TimerHook
+from chainer.optimizers import Adam
+from numpy.testing import assert_array_equal
 
 from chainermn_modelparallel import MultiNodeBatchNormalization, create_mnbn_model
 
@@ -90,7 +92,7 @@ def test_values_are_kept_and_not_shared(comm, random):
         assert not np.shares_memory(param.array, theirs[path].array)
     assert converted[0].counter == 8
     with chainer.using_config("train", False):
-        np.testing.assert_array_equal(converted(x).array, original(x).array)
+        assert_array_equal(converted(x).array, original(x).array)
 
 
 def test_a_link_used_twice_is_converted_once(comm):
@@ -111,7 +113,7 @@ def test_hooks_and_update_rules_are_kept(comm):
     timer = TimerHook()
     original = Block()
     original.bn.add_hook(timer)
-    chainer.optimizers.Adam().setup(original)
+    Adam().setup(original)
     original.scale.update_rule.enabled = False
     converted = create_mnbn_model(original, comm)
     assert converted.bn.local_link_hooks == {"TimerHook": timer}

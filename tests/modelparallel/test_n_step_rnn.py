@@ -10,6 +10,8 @@ import chainer.links as L
 import numpy as np
 import pytest
 from chainer.links.rnn.n_step_rnn import NStepRNNBase
+from chainer.optimizers import SGD
+from numpy.testing import assert_allclose
 
 from chainermn_modelparallel import create_multi_node_n_step_rnn, pseudo_connect
 
@@ -91,13 +93,13 @@ def test_states_and_their_gradients_cross_ranks(comm, kind, own):
     if last:
         assert delegate is None
         for y, x in zip([*found[:-1], *found[-1]], [*states, *ys], strict=True):
-            np.testing.assert_allclose(y.array, x.array, rtol=1e-12, atol=1e-12)
+            assert_allclose(y.array, x.array, rtol=1e-12, atol=1e-12)
         delegate = loss_of(found)
     elif own:
         delegate = pseudo_connect(delegate, loss_of(found[-1:]))
     delegate.backward()
     for param, expected in zip(mine.params(), links[comm.rank].params(), strict=True):
-        np.testing.assert_allclose(param.grad, expected.grad, rtol=1e-12, atol=1e-12)
+        assert_allclose(param.grad, expected.grad, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.sizes(2)
@@ -136,7 +138,7 @@ def test_a_loss_scale_of_each_rank_is_refused(comm):
     """Before anything is sent, so on each rank that adapts its own."""
     peer = (comm.rank + 1) % comm.size
     rnn = create_multi_node_n_step_rnn(L.NStepGRU(1, 2, 2, 0), comm, rank_out=peer)
-    optimizer = chainer.optimizers.SGD().setup(rnn)
+    optimizer = SGD().setup(rnn)
     optimizer.loss_scaling()
     with pytest.raises(RuntimeError, match="share_loss_scale"):
         optimizer.update(rnn, [np.ones((1, 2), "f")])

@@ -10,8 +10,11 @@ import chainer.links as L
 import numpy as np
 import pytest
 from chainer import Variable
+from chainer.optimizers import SGD
+from chainer.serializers import load_npz, save_npz
 from chainer.utils.type_check import InvalidType
 from chainermn.optimizers import _MultiNodeOptimizer
+from numpy.testing import assert_allclose, assert_array_equal, assert_equal
 
 from chainermn_comm import PeerError, RankMismatchError
 from chainermn_modelparallel import (
@@ -69,7 +72,7 @@ def test_values_and_gradients_are_those_of_one_process(
 ):
     link, alone = both(kind, comm, nobias)
     rows = part_of_weights(kind, comm)
-    np.testing.assert_array_equal(link.W.array, alone.W.array[rows])
+    assert_array_equal(link.W.array, alone.W.array[rows])
     data = random.standard_normal((3, 7)).astype(dtype)
     weights = random.standard_normal((3, 5)).astype(dtype)
     for each in (link, alone):
@@ -78,16 +81,14 @@ def test_values_and_gradients_are_those_of_one_process(
     expected = [*differentiated(alone, data, weights), alone.W.grad[rows]]
     assert (link.b is None) == nobias
     if not nobias:
-        np.testing.assert_array_equal(link.b.array, alone.b.array[rows[0]])
+        assert_array_equal(link.b.array, alone.b.array[rows[0]])
         found.append(link.b.grad)
         expected.append(alone.b.grad[rows[0]])
     for actual, desired in zip(found, expected, strict=True):
         assert actual.dtype == desired.dtype
         tolerance = TOLERANCE[dtype]
         scale = max(1, np.abs(desired).max())
-        np.testing.assert_allclose(
-            actual, desired, rtol=tolerance, atol=tolerance * scale
-        )
+        assert_allclose(actual, desired, rtol=tolerance, atol=tolerance * scale)
 
 
 @pytest.mark.parametrize("gathered", [False, True])
@@ -107,7 +108,7 @@ def test_a_pair_is_differentiated_twice_as_in_one_process(comm, random, gathered
     expected = penalized(*alone, x)
     parts = (every, rows, rows, (every, rows), every)
     for actual, desired, its in zip(found, expected, parts, strict=True):
-        np.testing.assert_allclose(actual, desired[its], rtol=1e-11, atol=1e-11)
+        assert_allclose(actual, desired[its], rtol=1e-11, atol=1e-11)
 
 
 def penalized(first, second, x):
@@ -127,12 +128,12 @@ def test_copies_hold_a_ranks_own_part(comm, random, kind):
     taken_over = kind(7, 5, comm, initialW=alone.W.array, initial_bias=alone.b.array)
     x = random.standard_normal((2, 7)).astype("f")
     for each in (taken_over, copy.deepcopy(link), link.copy("copy")):
-        np.testing.assert_array_equal(each(x).array, link(x).array)
+        assert_array_equal(each(x).array, link(x).array)
     np.random.seed(11)
     drawn = link.copy("init")
     np.random.seed(11)
     whole = L.Linear(7, 5).W.array
-    np.testing.assert_array_equal(drawn.W.array, whole[part_of_weights(kind, comm)])
+    assert_array_equal(drawn.W.array, whole[part_of_weights(kind, comm)])
 
 
 @pytest.mark.parametrize("wrong", [None, np.ones((2, 99), "f")])
@@ -226,7 +227,7 @@ def test_replicas_that_part_raise_at_the_next_step_on_all_ranks(
     """By the name of the link, and with the likely causes."""
     x = random.standard_normal((3, 6)).astype("f")
     model = Model(comm)
-    optimizer = chainer.optimizers.SGD(0.1).setup(model)
+    optimizer = SGD(0.1).setup(model)
     change(optimizer)
     with pytest.raises(RankMismatchError, match=text) as caught:
         update_twice(optimizer, x)
@@ -282,7 +283,7 @@ def test_the_same_values_are_no_difference_nor_is_rounding(comm, value):
         x[comm.rank % 3, 0] *= np.float32(1 + 2e-7)
         loss = model(x)
         loss.backward()
-    np.testing.assert_equal(np.isfinite(loss.array), value == 1.0)
+    assert_equal(np.isfinite(loss.array), value == 1.0)
 
 
 @pytest.mark.sizes(2, 3, 4)
@@ -302,15 +303,15 @@ def test_unseeded_ranks_raise_unless_they_load_their_part(
     x = np.ones((2, 7), "f")
     saved, _ = both(kind, comm)
     file = tmp_path / f"{comm.rank}.npz"
-    chainer.serializers.save_npz(file, saved)
+    save_npz(file, saved)
     np.random.seed(comm.rank)
     link = kind(
         7, 5, comm, initialW=initialW, initial_bias=chainer.initializers.Normal()
     )
     with pytest.raises(RankMismatchError, match=text):
         link(x)
-    chainer.serializers.load_npz(file, link)
-    np.testing.assert_array_equal(link(x).array, saved(x).array)
+    load_npz(file, link)
+    assert_array_equal(link(x).array, saved(x).array)
 
 
 @pytest.mark.sizes(2, 3, 4)
@@ -320,9 +321,9 @@ def test_an_optimizer_over_the_ranks_that_divide_a_model_is_refused(comm):
     peer = (comm.rank + 1) % comm.size
     rnn = create_multi_node_n_step_rnn(L.NStepGRU(1, 2, 2, 0), comm, rank_out=peer)
     for model in (Model(comm), placed, rnn):
-        create_multi_node_optimizer(chainer.optimizers.SGD(), None).setup(model)
-        unwrapped = chainer.optimizers.SGD().setup(model)
-        legacy = _MultiNodeOptimizer(chainer.optimizers.SGD(), comm)
+        create_multi_node_optimizer(SGD(), None).setup(model)
+        unwrapped = SGD().setup(model)
+        legacy = _MultiNodeOptimizer(SGD(), comm)
         optimizer = create_multi_node_optimizer(unwrapped, comm)
         for call in optimizer.update, optimizer.assume_synchronized:
             with pytest.raises(ValueError, match=r"held in parts.*comm\.split"):
@@ -338,10 +339,10 @@ def test_an_array_takes_the_place_of_a_drawn_matrix(comm, tmp_path, kind):
     link, _ = both(kind, comm)
     link.W = chainer.Parameter(link.W.array)
     file = tmp_path / f"{comm.rank}.npz"
-    chainer.serializers.save_npz(file, link)
-    chainer.serializers.load_npz(file, link)
+    save_npz(file, link)
+    load_npz(file, link)
     x = np.ones((2, 7), "f")
-    np.testing.assert_array_equal(link(x).array, both(kind, comm)[0](x).array)
+    assert_array_equal(link(x).array, both(kind, comm)[0](x).array)
 
 
 @pytest.mark.parametrize("duplicate", [lambda model: model, copy.deepcopy])

@@ -6,6 +6,7 @@ import chainer.functions as F
 import numpy as np
 import pytest
 from chainer import Variable
+from numpy.testing import assert_array_equal
 
 from chainermn_modelparallel import pseudo_connect
 
@@ -15,14 +16,14 @@ def test_values_and_gradients_pass_as_they_are():
     a = Variable(np.array([1.0, 2.0]))
     b = Variable(np.array(3.0, "f"))
     x, y = pseudo_connect(delegate, a, b)
-    np.testing.assert_array_equal(x.array, a.array)
+    assert_array_equal(x.array, a.array)
     assert y.dtype == b.dtype
     assert y.shape == ()
     (F.sum(x * x) + F.cast(y, "d") * 5).backward()
-    np.testing.assert_array_equal(a.grad, [2.0, 4.0])
+    assert_array_equal(a.grad, [2.0, 4.0])
     assert b.grad == 5
     assert delegate.grad.dtype == np.float16
-    np.testing.assert_array_equal(delegate.grad, np.zeros((2, 2)))
+    assert_array_equal(delegate.grad, np.zeros((2, 2)))
 
 
 def test_a_scalar_is_also_a_tuple_of_itself():
@@ -37,7 +38,7 @@ def test_a_scalar_is_also_a_tuple_of_itself():
     with pytest.raises(IndexError):
         loss[1]
     (unpacked * 3).backward()
-    np.testing.assert_array_equal(x.grad, [3.0, 3.0])
+    assert_array_equal(x.grad, [3.0, 3.0])
     # Elsewhere a variable's elements stay what iterating gives.
     assert [each.array for each in pseudo_connect(delegate, x)] == [1.0, 2.0]
 
@@ -47,10 +48,10 @@ def test_no_delegate_gives_what_an_empty_one_does():
     x = Variable(np.array([1.0, 2.0]))
     data = np.array([3, 4])
     y, z = pseudo_connect(None, x, data)
-    np.testing.assert_array_equal(z.array, data)
+    assert_array_equal(z.array, data)
     assert not pseudo_connect(None, data).requires_grad
     F.sum(y**2).backward()
-    np.testing.assert_array_equal(x.grad, [2.0, 4.0])
+    assert_array_equal(x.grad, [2.0, 4.0])
 
 
 def test_wrong_arguments_raise():

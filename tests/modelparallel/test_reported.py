@@ -10,6 +10,7 @@ import chainer.functions as F
 import numpy as np
 import pytest
 from chainer import Variable
+from numpy.testing import assert_array_equal
 
 from chainermn_comm import RankMismatchError
 from chainermn_modelparallel import MultiNodeChainList, allgather, recv, send
@@ -47,7 +48,7 @@ def test_a_receiver_alone_in_no_backprop_mode_gets_the_value(comm, backward):
     else:
         with chainer.no_backprop_mode():
             y = recv(comm, 0, tag=4)
-        np.testing.assert_array_equal(y.array, [1, 1])
+        assert_array_equal(y.array, [1, 1])
         assert not y.requires_grad
     there_and_back(comm)
 
@@ -57,7 +58,7 @@ def there_and_back(comm):
     if comm.rank == 0:
         x = ones()
         send(x, comm, 1, tag=4).backward()
-        np.testing.assert_array_equal(x.grad, [3, 3])
+        assert_array_equal(x.grad, [3, 3])
     else:
         F.sum(recv(comm, 0, tag=4) * 3).backward()
 
@@ -74,7 +75,7 @@ def test_a_dropped_delegate_is_told_at_once_and_when_its_gradient_comes(comm):
         with pytest.raises(RuntimeError, match=text):
             delegate.backward()
         delegate.backward()
-        np.testing.assert_array_equal(x.grad, [3, 3])
+        assert_array_equal(x.grad, [3, 3])
     else:
         a = recv(comm, 0, tag=7)
         b = recv(comm, 0)

@@ -13,6 +13,7 @@ import chainer.functions as F
 import numpy as np
 import pytest
 from chainer import Variable
+from numpy.testing import assert_allclose
 
 from chainermn_modelparallel import (
     allreduce,
@@ -84,7 +85,7 @@ def check(comm, graph):
             gradients = [
                 0 if each.w.grad is None else each.w.grad for each in (link, reference)
             ]
-            np.testing.assert_allclose(*gradients, rtol=1e-10, atol=1e-10)
+            assert_allclose(*gradients, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.sizes(2, 3, 4)
@@ -104,4 +105,4 @@ def test_third_derivatives_of_a_sum_over_ranks(comm):
         (4 * total**3, 12 * total**2, 24 * total), start=1
     ):
         (y,) = chainer.grad([y], [x], enable_double_backprop=True)
-        np.testing.assert_allclose(y.array, [n**order * expected], rtol=1e-12)
+        assert_allclose(y.array, [n**order * expected], rtol=1e-12)

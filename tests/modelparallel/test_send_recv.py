@@ -11,6 +11,7 @@ import chainer.functions as F
 import numpy as np
 import pytest
 from chainer import Variable
+from numpy.testing import assert_array_equal
 
 from chainermn_modelparallel import pseudo_connect, recv, send
 from tests.support.plugins.pairwise import pairwise
@@ -36,7 +37,7 @@ LAYOUTS = {
 def equal(actual, desired):
     """Same dtype and bits: what travels must not change."""
     assert actual.dtype == desired.dtype
-    np.testing.assert_array_equal(actual, desired)
+    assert_array_equal(actual, desired)
 
 
 @pytest.mark.parametrize(

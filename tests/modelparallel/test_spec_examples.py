@@ -15,6 +15,7 @@ import chainer.links as L
 import chainermn
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2)]
 
@@ -103,12 +104,12 @@ def check(model, units, parts, mine):
     else:
         found = model()
     if found.size:  # else it is a delegate
-        np.testing.assert_allclose(found.array, y.array, rtol=1e-12)
+        assert_allclose(found.array, y.array, rtol=1e-12)
     loss_of(found).backward()
     for param, part in zip(
         model.params(), chainer.ChainList(*parts[mine]).params(), strict=True
     ):
-        np.testing.assert_allclose(param.grad, part.grad, rtol=1e-12, atol=1e-12)
+        assert_allclose(param.grad, part.grad, rtol=1e-12, atol=1e-12)
 
 
 def test_split_mlp_on_two_processes(comm):

@@ -12,6 +12,7 @@ import traceback
 import warnings
 
 import numpy as np
+from numpy.testing import assert_allclose
 
 # What reads and writes Caffe's models was generated for a protobuf before 4.
 NEED_OLD_PROTOBUF = ("chainer.exporters", "chainer.links.caffe")
@@ -115,7 +116,7 @@ def check_resize_images():
     for mode, image in wanted.items():
         for align_corners in (True, False):
             y = F.resize_images(x, (3, 3), mode=mode, align_corners=align_corners)
-            np.testing.assert_allclose(y.array[0, 0], image, atol=1e-6)
+            assert_allclose(y.array[0, 0], image, atol=1e-6)
 
 
 def check_categorical():
@@ -125,7 +126,7 @@ def check_categorical():
     p = np.array([[0.2, 0.8], [0.5, 0.5]], np.float32)
     for x in (np.array([1, 0]), Variable(np.array([1, 0]))):
         log_prob = Categorical(p=p).log_prob(x).array
-        np.testing.assert_allclose(log_prob, np.log([0.8, 0.5]), rtol=1e-5)
+        assert_allclose(log_prob, np.log([0.8, 0.5]), rtol=1e-5)
 
 
 def check_mean_of_float16():
@@ -140,8 +141,8 @@ def check_mean_of_float16():
         summary.add({"x": value, "zero-d": np.asarray(value), "weighed": (value, half)})
     found = summary.make_statistics()
     for name in ("x", "zero-d", "weighed"):
-        np.testing.assert_allclose(found[name], expected.mean(), rtol=1e-9)
-    np.testing.assert_allclose(found["x.std"], expected.std(), rtol=1e-6)
+        assert_allclose(found[name], expected.mean(), rtol=1e-9)
+    assert_allclose(found["x.std"], expected.std(), rtol=1e-6)
     integers = Summary()
     for number in (3, np.int8(100), np.int8(100)):
         integers.add(number)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import chainer
 import numpy as np
 import pytest
+from chainer.optimizers import SGD
 
 from chainermn_comm import create_communicator
 from chainermn_train import create_multi_node_optimizer
@@ -98,7 +99,7 @@ def trainer_for(tmp_path):
     """Makes a trainer over ranks, with SGD and batches of two in order: three are an epoch."""
 
     def make(comm, stop, *extensions, model=None, examples=SIX):
-        optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(lr=0.01), comm)
+        optimizer = create_multi_node_optimizer(SGD(lr=0.01), comm)
         trainer = trainer_over(
             examples, 2, optimizer.setup(model or ScaledMean()), stop, tmp_path
         )

@@ -8,6 +8,9 @@ from types import SimpleNamespace
 import chainer
 import numpy as np
 import pytest
+from chainer.optimizers import SGD
+from chainer.serializers import DictionarySerializer, NpzDeserializer
+from numpy.testing import assert_array_equal
 
 from chainermn_train import create_multi_node_optimizer
 from chainermn_train.optimizers import accumulation
@@ -23,7 +26,7 @@ batch = partial(batch_of, width=WIDTH)
 
 
 def accumulating(comm, model, steps, lr=0.5):
-    sgd = chainer.optimizers.SGD(lr)
+    sgd = SGD(lr)
     optimizer = create_multi_node_optimizer(sgd, comm, accumulate_steps=steps)
     optimizer.setup(model).assume_synchronized()
     return optimizer
@@ -41,7 +44,7 @@ def test_a_last_step_of_more_updates_on_some_ranks_counts_each_once(
         optimizer.update(model, batch(comm.rank, number))
     optimizer.flush()
     batches = [batch(rank, n) for rank in range(comm.size) for n in range(rank + 1)]
-    single = chainer.optimizers.SGD(0.5).setup(expected)
+    single = SGD(0.5).setup(expected)
     single.update(expected, np.concatenate(batches))
     assert optimizer.t == 1
     assert_near(model, expected, 1e-12)
@@ -58,7 +61,7 @@ def test_sixteen_bit_gradients_are_added_in_float32(naive):
             model.first.b.grad = np.full(6, 40000, np.float16)
             optimizer.update()
         expected = np.float16(40000) * np.float16(-(2.0**-10))
-        np.testing.assert_array_equal(model.first.b.array, expected)
+        assert_array_equal(model.first.b.array, expected)
 
 
 # Saving and loading.
@@ -95,11 +98,11 @@ def test_sums_of_a_snapshot_go_to_the_device_of_the_parameter(monkeypatch):
     resumed = accumulation.Accumulation(4)
     saved.num_calls = 1
     saved.add(accumulation.ParameterSet(model), 1)
-    state = chainer.serializers.DictionarySerializer()
+    state = DictionarySerializer()
     saved.serialize(state, model, 0, 1)
     device = SimpleNamespace(send=lambda array: array.view(ElsewhereArray))
     monkeypatch.setattr(chainer.Parameter, "device", device)
-    reader = chainer.serializers.NpzDeserializer(state.target)
+    reader = NpzDeserializer(state.target)
     resumed.serialize(reader, model, 0, 1)
     grads = [each.grad for each in resumed.sums.gradients]
     for grad in grads:

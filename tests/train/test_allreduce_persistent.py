@@ -6,6 +6,7 @@ import chainer
 import chainer.links as L
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from chainermn_comm import RankMismatchError
 from chainermn_train.extensions import AllreducePersistent
@@ -33,7 +34,7 @@ def test_floats_of_every_width_are_averaged_in_place(comm, dtype):
     AllreducePersistent(chainer.Chain(a=model), comm)()
     mean = dtype(60000 + 64 * (comm.size - 1) / 2)
     assert model.array is array
-    np.testing.assert_array_equal(array, np.full((3, 2), mean))
+    assert_array_equal(array, np.full((3, 2), mean))
     assert type(model.scalar) is dtype
     assert model.scalar == mean
     assert type(model.number) is float
@@ -48,9 +49,9 @@ def test_a_rank_that_has_had_no_examples_gets_the_mean_of_the_others(comm):
         norm(np.random.RandomState(comm.rank).rand(8, 3).astype(np.float32))
     own = comm.allgather_obj(norm.avg_mean)
     AllreducePersistent(norm, comm)()
-    np.testing.assert_allclose(norm.avg_mean, np.mean(own[1:], axis=0), rtol=1e-6)
+    assert_allclose(norm.avg_mean, np.mean(own[1:], axis=0), rtol=1e-6)
     same = comm.allgather_obj(norm.avg_mean)
-    np.testing.assert_array_equal(same, [same[0]] * comm.size)
+    assert_array_equal(same, [same[0]] * comm.size)
 
 
 @pytest.mark.sizes(2, 3, 4)

@@ -6,6 +6,8 @@ import chainer
 import chainer.links as L
 import numpy as np
 import pytest
+from chainer.optimizers import SGD
+from numpy.testing import assert_array_equal
 
 from chainermn_comm import create_communicator
 from chainermn_train import create_multi_node_checkpointer, create_multi_node_optimizer
@@ -80,12 +82,12 @@ def test_background_keeps_what_was_there_at_the_save(comm, folder):
     assert files_of(comm, 1, 2) <= files(comm, folder)
     checkpointer.flush()
     assert make_checkpointer(comm, folder).maybe_load(big) == 3
-    np.testing.assert_array_equal(big.values, arrays[2])
+    assert_array_equal(big.values, arrays[2])
     for rank in range(comm.size):
         (folder / f"run.{rank}.3").unlink(missing_ok=True)
     big.values = np.zeros_like(arrays[1])
     assert make_checkpointer(comm, folder).maybe_load(big) == 2
-    np.testing.assert_array_equal(big.values, arrays[1])
+    assert_array_equal(big.values, arrays[1])
 
 
 def test_broadcast_is_spared_where_parameters_are_equal(comm, folder):
@@ -93,7 +95,7 @@ def test_broadcast_is_spared_where_parameters_are_equal(comm, folder):
 
     def make(seed):
         model = noisy(seed)
-        sgd = chainer.optimizers.SGD()
+        sgd = SGD()
         optimizer = create_multi_node_optimizer(sgd, comm).setup(model)
         return model, optimizer, Both(model, optimizer)
 
@@ -113,7 +115,7 @@ def test_broadcast_is_spared_where_parameters_are_equal(comm, folder):
 @pytest.mark.parametrize("why", ["given on rank 0", "loaded alone", "unknown ranks"])
 def test_ranks_that_were_not_compared_get_rank_0s_state(naive, tmp_path, why):
     model = noisy(naive.rank)
-    sgd = chainer.optimizers.SGD()
+    sgd = SGD()
     mpi_comm = naive.mpi_comm.Dup()
     with (
         create_communicator("naive", mpi_comm) as everyone,

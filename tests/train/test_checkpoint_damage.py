@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-import chainer
 import numpy as np
 import pytest
+from chainer.serializers import save_npz
 
 from tests.support.oracles.raised import Awkward
 from tests.support.training.checkpoints import (
@@ -60,7 +60,7 @@ def of_another_program(folder):
     """Such as those of ChainerMN 1.x, which Chainer's own `save_npz` makes."""
     for path in folder.glob("run.0.*"):
         with path.open("wb") as file:
-            chainer.serializers.save_npz(file, link(1, 1))
+            save_npz(file, link(1, 1))
 
 
 def lose(folder, *iterations):

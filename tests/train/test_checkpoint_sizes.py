@@ -9,9 +9,11 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
-from chainer import training
 from chainer.iterators import SerialIterator
+from chainer.optimizers import SGD
 from chainer.serializers import load_npz
+from chainer.training import StandardUpdater
+from numpy.testing import assert_allclose, assert_array_equal
 
 from chainermn_comm import PeerError
 from chainermn_modelparallel import MultiNodeChainList
@@ -64,7 +66,7 @@ def test_what_is_the_same_is_saved_once(naive, folder, background):
         getattr(target, name)[:] = -1
     assert make_checkpointer(naive, folder).maybe_load(target) == 2
     for name, array in {**shared, **own}.items():
-        np.testing.assert_array_equal(getattr(target, name), array)
+        assert_array_equal(getattr(target, name), array)
     sizes = [path.stat().st_size for path in folder.glob("run.*.2")]
     owned = naive.allgather_obj(sum(array.nbytes for array in own.values()))
     once = 640_000 + sum(owned)
@@ -110,7 +112,7 @@ def test_chainer_alone_loads_a_model_from_all_ranks_files(naive, folder):
 def test_gradients_that_were_added_up_begin_anew(naive, alone, folder, capfd):
     def make(comm):
         model = chainer.Sequential(L.Linear(2, 1, initialW=1, initial_bias=0))
-        inner = chainer.optimizers.SGD(1)
+        inner = SGD(1)
         return create_multi_node_optimizer(inner, comm, accumulate_steps=3).setup(model)
 
     def update(optimizer, *values):
@@ -127,7 +129,7 @@ def test_gradients_that_were_added_up_begin_anew(naive, alone, folder, capfd):
         assert make_checkpointer(alone, folder).maybe_load(resumed) == 1
         assert "gradients that were added up" in capfd.readouterr().err
         update(resumed, 1, 2, 3)
-        np.testing.assert_allclose(resumed.target[0].W.array, 1 - 2, rtol=1e-6)
+        assert_allclose(resumed.target[0].W.array, 1 - 2, rtol=1e-6)
 
 
 def each_its_own(comm):
@@ -147,10 +149,10 @@ def of_rank_0(comm):
 
 
 def updater_over(comm, iterate):
-    optimizer = chainer.optimizers.SGD().setup(L.Linear(1, 1))
+    optimizer = SGD().setup(L.Linear(1, 1))
     comm.bcast_data(optimizer.target)
     iterator = iterate(comm)
-    return training.StandardUpdater(iterator, optimizer), iterator
+    return StandardUpdater(iterator, optimizer), iterator
 
 
 def take(iterator, count):
@@ -214,7 +216,7 @@ class Loop:
 
 
 TARGETS = {
-    "updater": lambda optimizer: training.StandardUpdater(
+    "updater": lambda optimizer: StandardUpdater(
         SerialIterator(range(4), 1), optimizer
     ),
     "loop": Loop,
@@ -233,7 +235,7 @@ def test_a_model_in_parts_needs_as_many_ranks(naive, alone, folder, kind):
             group = comm.split(comm.rank // 2, comm.rank)
         model = MultiNodeChainList(group)
         model.add_link(L.Linear(1, 1, initialW=group.rank))
-        return TARGETS[kind](chainer.optimizers.SGD().setup(model)), model[0].W.array
+        return TARGETS[kind](SGD().setup(model)), model[0].W.array
 
     make_checkpointer(naive, folder).save(make(naive)[0], 1)
     target, weight = make(naive)

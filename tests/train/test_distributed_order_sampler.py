@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import chainer
 import chainer.links as L
 import numpy as np
 import pytest
-from chainer import training
+from chainer.optimizers import SGD
 from chainer.serializers import load_npz, save_npz
+from chainer.training import StandardUpdater
 
 from chainermn_train import DistributedOrderSampler
 from tests.support.training.checkpoints import make_checkpointer
@@ -25,9 +25,9 @@ def updater_over(comm, kind, count, **options):
     """An updater whose iterator gives one example at a time, of ``count`` in all."""
     sampler = DistributedOrderSampler(comm, **options)
     iterator = kind(list(range(count)), 1, order_sampler=sampler)
-    optimizer = chainer.optimizers.SGD().setup(L.Linear(1, 1))
+    optimizer = SGD().setup(L.Linear(1, 1))
     comm.bcast_data(optimizer.target)
-    return training.StandardUpdater(iterator, optimizer)
+    return StandardUpdater(iterator, optimizer)
 
 
 def take(updater, steps):

@@ -10,6 +10,8 @@ import weakref
 import chainer
 import numpy as np
 import pytest
+from chainer.optimizers import SGD
+from numpy.testing import assert_allclose
 
 from chainermn_comm import RankMismatchError
 from tests.support.training.small_models import (
@@ -26,7 +28,7 @@ pytestmark = pytest.mark.world
 
 
 def plain_sgd(model):
-    return chainer.optimizers.SGD(1.0).setup(model)
+    return SGD(1.0).setup(model)
 
 
 def stale_loop(comm, model, optimizer, batches):
@@ -104,7 +106,7 @@ def test_what_the_user_does_with_a_gradient_does_not_reach_those_in_flight(comm)
     optimizer.flush()
     mean = (comm.size + 1) / 2
     for param in model.first.b, model.second.W:
-        np.testing.assert_allclose(param.array, -mean, rtol=1e-6)
+        assert_allclose(param.array, -mean, rtol=1e-6)
 
 
 def test_nothing_is_left_behind(world):

@@ -12,6 +12,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from chainer.optimizers import SGD, Adam
 
 from chainermn_comm import PeerError, RankMismatchError, create_communicator
 from chainermn_train import create_multi_node_optimizer
@@ -51,7 +52,7 @@ class Net(chainer.Chain):
 
 def trained(comm, kind, updates, **how):
     """An optimizer after so many updates."""
-    optimizer = exchanging(kind, comm, chainer.optimizers.Adam(), Net(comm.rank), **how)
+    optimizer = exchanging(kind, comm, Adam(), Net(comm.rank), **how)
     optimizer.use_fp32_update()
     update(comm, optimizer, updates)
     return optimizer
@@ -210,7 +211,7 @@ def test_numbers_that_are_none_may_have_other_bits(comm):
 
 def test_an_unknown_wish_is_named(naive):
     with pytest.raises(ValueError, match="raise, synchronize, ignore, not 'repair'"):
-        create_multi_node_optimizer(chainer.optimizers.SGD(), naive, on_drift="repair")
+        create_multi_node_optimizer(SGD(), naive, on_drift="repair")
 
 
 @pytest.mark.full

@@ -8,6 +8,7 @@ import chainer
 import numpy as np
 import pytest
 from chainer import training
+from chainer.serializers import load_npz
 from chainer.training import extensions
 from chainer.training.triggers import EarlyStoppingTrigger, ManualScheduleTrigger
 
@@ -121,7 +122,7 @@ def test_a_resumed_training_stops_where_an_uninterrupted_one_does(
     snapshot = extensions.snapshot(filename="snapshot")
     whole.extend(snapshot, trigger=ManualScheduleTrigger(at, "iteration"))
     assert ended(comm, whole) == 12
-    chainer.serializers.load_npz(tmp_path / "snapshot", resumed, strict=False)
+    load_npz(tmp_path / "snapshot", resumed, strict=False)
     assert ended(comm, resumed) == 12
     best = 2 + (comm.size - 1) / 2
     assert resumed.stop_trigger.best == best

@@ -7,9 +7,9 @@ import copy
 import chainer
 import numpy as np
 import pytest
-from chainer import training
 from chainer.iterators import SerialIterator
-from chainer.training import extensions
+from chainer.training import Extension, extensions
+from numpy.testing import assert_allclose
 
 from chainermn_comm import PeerError
 from chainermn_train import create_multi_node_evaluator, scatter_dataset
@@ -47,7 +47,7 @@ def evaluated(comm, examples=EXAMPLES, batch=4, cls=extensions.Evaluator, **opti
 def assert_close(result, expected):
     assert set(result) == set(expected)
     for key, value in expected.items():
-        np.testing.assert_allclose(result[key], value, rtol=1e-6, err_msg=key)
+        assert_allclose(result[key], value, rtol=1e-6, err_msg=key)
 
 
 @pytest.mark.ranks(1, 2, 3, 4)
@@ -122,7 +122,7 @@ def test_an_evaluate_of_the_users_is_weighted_by_the_examples_of_ranks(comm):
     result = evaluated(comm, cls=Own)
     values, counts = zip(*comm.allgather_obj(alone), strict=True)
     expected = np.average(values, weights=counts)
-    np.testing.assert_allclose(result["mean"], expected, rtol=1e-6)
+    assert_allclose(result["mean"], expected, rtol=1e-6)
 
 
 def returning(result, comm, main=None):
@@ -136,7 +136,7 @@ def returning(result, comm, main=None):
     return create_multi_node_evaluator(evaluator, comm)()
 
 
-class Score(training.Extension):
+class Score(Extension):
     """As in Chainer 7: an extension that is no Evaluator."""
 
     def __init__(self, score):

@@ -10,6 +10,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 from chainer.optimizer_hooks import GradientClipping, WeightDecay
+from chainer.optimizers import SGD, Adam
 
 from chainermn_modelparallel import MultiNodeBatchNormalization
 from tests.support.plugins.pairwise import pairwise
@@ -136,7 +137,7 @@ def test_ranks_train_as_one_process_does(comm, kind, name, steps, double_precisi
     if make is normalized:
         make = partial(normalized, comm)
     mine = seeded(comm.rank, make)
-    make_optimizer = partial(chainer.optimizers.Adam, alpha=0.01)
+    make_optimizer = partial(Adam, alpha=0.01)
     many = exchanging(kind, comm, make_optimizer(), mine, steps)
     actual = make_optimizer().setup(expected)
     single = OneProcess(kind, actual, steps)
@@ -174,7 +175,7 @@ def test_ranks_train_as_one_process_does(comm, kind, name, steps, double_precisi
 def test_hooks_see_zeros_for_what_is_not_updated(comm, kind):
     """Its gradients stay on their rank."""
     model = Tied()
-    optimizer = exchanging(kind, comm, chainer.optimizers.SGD(0.2), model)
+    optimizer = exchanging(kind, comm, SGD(0.2), model)
     seen = []
     optimizer.add_hook(lambda _: seen.append(model.encoder.W.grad.any()), "look")
     freeze(model)
@@ -190,7 +191,7 @@ def test_hooks_see_zeros_for_what_is_not_updated(comm, kind):
 def test_parameters_hold_gradients_after_every_update(comm, kind, steps):
     """Extensions such as ParameterStatistics look at these."""
     model = lazy()
-    optimizer = exchanging(kind, comm, chainer.optimizers.SGD(lr=0.1), model, steps)
+    optimizer = exchanging(kind, comm, SGD(lr=0.1), model, steps)
     for number in range(7):
         optimizer.update(model, *batch(comm.rank, number))
         for name, param in model.namedparams():
@@ -205,7 +206,7 @@ def test_a_lazy_batch_normalization_does_not_begin_anew_where_examples_come_late
     """Chainer's makes its parameters anew when it makes its statistics."""
     norm = L.BatchNormalization(axis=0)
     model = L.Classifier(chainer.Sequential(norm, L.Linear(WIDTH, CLASSES)))
-    optimizer = exchanging("synchronous", naive, chainer.optimizers.SGD(0.1), model)
+    optimizer = exchanging("synchronous", naive, SGD(0.1), model)
     if naive.rank == 0:
         norm(np.ones((2, WIDTH), np.float32))
         norm.gamma.array[:] = 3

@@ -6,6 +6,7 @@ import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
+from chainer.optimizers import SGD
 
 from tests.support.doubles.synchronizations import written_down
 from tests.support.training.exchanges import KINDS, exchanging
@@ -49,7 +50,7 @@ def large():
 
 def calls_of_updates(kind, comm, calls, model, steps=1):
     """The calls of each update, to the end of its exchange."""
-    optimizer = exchanging(kind, comm, chainer.optimizers.SGD(0.1), model, steps)
+    optimizer = exchanging(kind, comm, SGD(0.1), model, steps)
     found = []
     for _ in range((UNTIL_STEADY + UPDATES) * steps):
         calls.clear()

@@ -11,6 +11,9 @@ import chainer.links as L
 import numpy as np
 import pytest
 from chainer.optimizer_hooks import GradientClipping, GradientLARS
+from chainer.optimizers import SGD, MomentumSGD
+from chainer.serializers import load_npz, save_npz
+from numpy.testing import assert_allclose
 
 from chainermn_comm import PeerError, RankMismatchError, Sharding
 from chainermn_modelparallel import (
@@ -64,7 +67,7 @@ def test_parameters_follow_one_process(naive, double_precision, is_multi_node):
     copy = naive.rank // 2
     group = naive.split(copy, naive.rank)
     model = in_parts(group)
-    optimizer = chainer.optimizers.MomentumSGD(0.5)
+    optimizer = MomentumSGD(0.5)
     copies = [copy]
     comm = group
     if is_multi_node:
@@ -74,7 +77,7 @@ def test_parameters_follow_one_process(naive, double_precision, is_multi_node):
         comm = naive
     optimizer.setup(model).add_hook(MultiNodeGradientClipping(THRESHOLD, comm))
     expected = whole()
-    single = chainer.optimizers.MomentumSGD(0.5).setup(expected)
+    single = MomentumSGD(0.5).setup(expected)
     single.add_hook(GradientClipping(THRESHOLD))
     for number in range(UPDATES):
         optimizer.update(model, batch(copy, number))
@@ -87,14 +90,14 @@ def test_parameters_follow_one_process(naive, double_precision, is_multi_node):
         (model.output.W, expected.output.W.array[:, rows]),
         (model.output.b, expected.output.b.array),
     ):
-        np.testing.assert_allclose(part.array, array, rtol=0, atol=1e-10)
+        assert_allclose(part.array, array, rtol=0, atol=1e-10)
 
 
 def load(optimizer):
     snapshot = io.BytesIO()
-    chainer.serializers.save_npz(snapshot, optimizer)
+    save_npz(snapshot, optimizer)
     snapshot.seek(0)
-    chainer.serializers.load_npz(snapshot, optimizer)
+    load_npz(snapshot, optimizer)
 
 
 def load_before_update(optimizer, loss):
@@ -141,9 +144,7 @@ def hooked(naive):
         group = naive.split(naive.rank // 2, naive.rank)
         model.W.shardings = (Sharding("shard", group),)
         same_part = naive.split(naive.rank % 2, naive.rank)
-        optimizer = create_multi_node_optimizer(
-            chainer.optimizers.SGD(), same_part, **options
-        )
+        optimizer = create_multi_node_optimizer(SGD(), same_part, **options)
         optimizer.setup(model)
         add_hooks(optimizer, naive)
         return optimizer, lambda: F.sum(model(np.ones((1, 2), "f4")))
@@ -208,12 +209,12 @@ def test_gradients_of_a_whole_model_are_what_chainer_makes_of_them(naive, value)
     found = []
     for hook in GradientClipping(1.0), MultiNodeGradientClipping(1.0, naive):
         model = L.Linear(2, 2)
-        optimizer = chainer.optimizers.SGD().setup(model)
+        optimizer = SGD().setup(model)
         model.W.grad = np.full((2, 2), value, "f4")
         model.b.grad = np.full(2, 0.1, "f4")
         hook(optimizer)
         found.append([*model.W.grad, model.b.grad])
-    np.testing.assert_allclose(*found, rtol=1e-6)
+    assert_allclose(*found, rtol=1e-6)
     model.cleargrads()
     hook(optimizer)
     assert model.W.grad is None
@@ -233,7 +234,7 @@ def test_hooks_by_the_norm_of_a_part_are_refused(naive, hook, of_rule, timing):
     group = naive.split(naive.rank // 2, naive.rank)
     same_part = naive.split(naive.rank % 2, naive.rank)
     model = in_parts(group)
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), same_part)
+    optimizer = create_multi_node_optimizer(SGD(), same_part)
     optimizer.setup(model)
     owner = optimizer
     if of_rule:
@@ -255,7 +256,7 @@ def test_hooks_by_norm_stay_on_models_that_ranks_hold_whole(naive):
     """Also where a rank divides a model with itself alone."""
     alone = naive.split(naive.rank, 0)
     model = in_parts(alone)
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), naive)
+    optimizer = create_multi_node_optimizer(SGD(), naive)
     optimizer.setup(model)
     optimizer.add_hook(GradientClipping(1.0))
     optimizer.add_hook(GradientLARS())
@@ -269,7 +270,7 @@ def test_parallel_links_tell_of_ranks_that_made_other_steps(naive):
     group = naive.split(naive.rank // 2, naive.rank)
     same_part = naive.split(naive.rank % 2, naive.rank)
     model = in_parts(group)
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), same_part)
+    optimizer = create_multi_node_optimizer(SGD(), same_part)
     optimizer.setup(model)
     x = batch(0, 0).astype("f4")
     optimizer.update(model, x)
@@ -311,7 +312,7 @@ def test_a_first_update_that_failed_for_a_lazy_part_counts_as_well(naive):
     copies = naive.split(naive.rank % 2, naive.rank)
     model = MultiNodeChainList(pair)
     model.add_link(L.Linear(None, 2), rank_out=1 - pair.rank)
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), copies)
+    optimizer = create_multi_node_optimizer(SGD(), copies)
     optimizer.setup(model)
 
     def fail():
@@ -325,7 +326,7 @@ def test_a_first_update_that_failed_for_a_lazy_part_counts_as_well(naive):
 
 def test_ranks_have_one_threshold(naive):
     model = whole()
-    optimizer = chainer.optimizers.SGD().setup(model)
+    optimizer = SGD().setup(model)
     optimizer.add_hook(MultiNodeGradientClipping(1 + naive.rank, naive))
     with pytest.raises(RankMismatchError, match="threshold"):
         optimizer.update(model, batch(0, 0).astype("f4"))
@@ -335,7 +336,7 @@ def test_a_shared_scale_waits_for_parameters_that_get_values(naive):
     """The first update of the ranks that hold these makes no step."""
     same_part = naive.split(naive.rank % 2, naive.rank)
     model = L.Linear([None, 2][naive.rank % 2], 2)
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(), same_part)
+    optimizer = create_multi_node_optimizer(SGD(), same_part)
     optimizer.setup(model)
     scale(optimizer, naive)
     for _ in range(3):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from chainermn_train.optimizers.gradient_set import Gradient, multiply_gradients
 
@@ -21,4 +22,4 @@ def test_a_factor_that_sixteen_bits_take_for_zero_counts(shape, dtype, product):
     gradient = Gradient("", None, np.full(shape, 40000, dtype))
     multiply_gradients([gradient], 1e-8)
     assert gradient.grad.dtype == dtype
-    np.testing.assert_array_equal(gradient.grad, np.full(shape, product), strict=True)
+    assert_array_equal(gradient.grad, np.full(shape, product), strict=True)

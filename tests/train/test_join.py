@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
-import chainer
 import numpy as np
 import pytest
+from chainer.optimizers import SGD
 
 from chainermn_comm import PeerError, RankMismatchError
 from chainermn_train import join
@@ -24,7 +24,7 @@ def batch(*place):
 
 
 def make(kind, comm, steps=1):
-    return exchanging(kind, comm, chainer.optimizers.SGD(0.3), Model(comm.rank), steps)
+    return exchanging(kind, comm, SGD(0.3), Model(comm.rank), steps)
 
 
 def assert_goes_on(comm, optimizer, updates=1):
@@ -126,7 +126,7 @@ def test_several_optimizers_are_updated_in_any_order_and_ratio(comm, kind, steps
             optimizer.update(optimizer.target, batch(comm.rank, number))
     for which, optimizer in enumerate(optimizers):
         model = Model(0)
-        single = chainer.optimizers.SGD(0.3).setup(model)
+        single = SGD(0.3).setup(model)
         numbers = np.flatnonzero(order[: max(lengths)] == which)
         for start in range(0, len(numbers), steps[which]):
             losses = [

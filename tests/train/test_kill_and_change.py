@@ -6,8 +6,8 @@ import json
 import random
 import re
 
-import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from tests.support.jobs import elastic, runner
 
@@ -30,7 +30,7 @@ def assert_ended(done, expected=None):
     weights, accuracy = json.loads(re.search(r"^END (.*)$", done.out, re.M)[1])
     assert accuracy > 0.9
     if expected is not None:
-        np.testing.assert_allclose(weights, expected[0], rtol=0, atol=1e-10)
+        assert_allclose(weights, expected[0], rtol=0, atol=1e-10)
         assert accuracy == expected[1]
     return weights, accuracy
 

@@ -6,8 +6,8 @@ import copy
 import gc
 import warnings
 
-import chainer
 import pytest
+from chainer.optimizers import SGD
 
 from tests.support.jobs import runner
 from tests.support.plugins.pairwise import pairwise
@@ -32,7 +32,7 @@ ENDS = {
 @ALL_WARNINGS
 @pairwise(kind=KINDS, steps=[1, 3], flushes=[True, False], end=ENDS)
 def test_what_no_step_has_used_is_warned_of_once(comm, kind, steps, flushes, end):
-    optimizer = exchanging(kind, comm, chainer.optimizers.SGD(), Model(0), steps)
+    optimizer = exchanging(kind, comm, SGD(), Model(0), steps)
     update(optimizer, 4)
     is_left = not flushes and (steps > 1 or kind == "double buffering")
     if flushes:
@@ -51,7 +51,7 @@ def test_what_no_step_has_used_is_warned_of_once(comm, kind, steps, flushes, end
 @pytest.mark.world
 @ALL_WARNINGS
 def test_gradients_that_are_dropped_on_purpose_are_not_warned_of(comm):
-    optimizer = exchanging("double buffering", comm, chainer.optimizers.SGD(), Model(0))
+    optimizer = exchanging("double buffering", comm, SGD(), Model(0))
     update(optimizer, 2)
     optimizer.setup(Model(1))
     with warnings.catch_warnings():

@@ -11,6 +11,7 @@ import chainer.links as L
 import chainermn
 import numpy as np
 import pytest
+from chainer.optimizers import SGD, Adam
 from chainermn.optimizers import _MultiNodeOptimizer
 
 from chainermn_comm import PeerError
@@ -74,9 +75,9 @@ def test_it_trains_as_one_process_does(communicator, kind):
     comm = communicator
     mine = Model(comm.rank)
     expected = Model(0)
-    many = kind(chainer.optimizers.Adam(0.1), comm, True)
+    many = kind(Adam(0.1), comm, True)
     assert many.setup(mine) is many
-    one = chainer.optimizers.Adam(0.1).setup(expected)
+    one = Adam(0.1).setup(expected)
     many.update(mine, batch(comm.rank, 0))  # it gives all rank 0's parameters
     for number in range(1, 6):
         many.update(mine, batch(comm.rank, number))
@@ -91,7 +92,7 @@ def test_it_trains_as_one_process_does(communicator, kind):
 def test_lazy_parameters_and_added_ones_come_from_rank_0(naive):
     np.random.seed(naive.rank)
     model = chainer.Sequential()
-    optimizer = _MultiNodeOptimizer(chainer.optimizers.SGD(), naive, True)
+    optimizer = _MultiNodeOptimizer(SGD(), naive, True)
     x = batch(naive.rank, 0)
     for added in L.Linear(None, 3), L.Linear(3, 2):
         model.append(added)
@@ -108,7 +109,7 @@ def test_lazy_parameters_and_added_ones_come_from_rank_0(naive):
 def test_a_loss_that_fails_on_one_rank_is_raised_on_all(communicator, at):
     comm = communicator
     model = Model(comm.rank)
-    optimizer = _MultiNodeOptimizer(chainer.optimizers.SGD(), comm, True).setup(model)
+    optimizer = _MultiNodeOptimizer(SGD(), comm, True).setup(model)
     for number in range(5):
         loss = model
         expected = contextlib.nullcontext()
@@ -125,7 +126,7 @@ def test_a_loss_that_fails_on_one_rank_is_raised_on_all(communicator, at):
 
 def test_four_attributes_are_its_own_and_all_others_are_handed_on():
     comm = chainermn.create_communicator("naive")
-    actual = chainer.optimizers.Adam()
+    actual = Adam()
     optimizer = _MultiNodeOptimizer(actual, comm, zero_fill=False)
     own = {
         "actual_optimizer": actual,
@@ -153,8 +154,7 @@ def test_four_attributes_are_its_own_and_all_others_are_handed_on():
 def test_it_is_saved_loaded_and_copied_as_its_actual_optimizer():
     comm = chainermn.create_communicator("naive")
     first, second = [
-        _MultiNodeOptimizer(chainer.optimizers.Adam(), comm).setup(Model(seed))
-        for seed in (0, 1)
+        _MultiNodeOptimizer(Adam(), comm).setup(Model(seed)) for seed in (0, 1)
     ]
     for number in range(3):
         first.update(first.target, batch(0, number))
@@ -171,7 +171,7 @@ def test_it_is_saved_loaded_and_copied_as_its_actual_optimizer():
 )
 def test_without_a_communicator_it_is_made_and_an_update_says_what_is_missing(make):
     model = Model(0)
-    optimizer = make(chainer.optimizers.Adam(), None).setup(model)
+    optimizer = make(Adam(), None).setup(model)
     assert optimizer.target is model
     before = parameter_bits(model)
     for _ in range(2):

@@ -7,6 +7,7 @@ from functools import partial
 import chainer
 import numpy as np
 import pytest
+from chainer.optimizers import SGD, Adam
 
 from chainermn_comm import RankMismatchError
 from chainermn_train import create_multi_node_optimizer
@@ -26,7 +27,7 @@ half_batch = partial(batch_of, width=8)
 
 def mixed_precision(comm, seed):
     """With float32 parameters and a scale that adapts; Chainer's own without a communicator."""
-    optimizer = chainer.optimizers.Adam(eps=1e-4)
+    optimizer = Adam(eps=1e-4)
     if comm is not None:
         optimizer = create_multi_node_optimizer(optimizer, comm)
     optimizer.use_fp32_update()
@@ -71,7 +72,7 @@ def test_chainers_own_update_is_followed_bit_by_bit(naive):
 @pytest.mark.sizes(2, 3, 4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_that_scale_differently_are_told(comm, kind):
-    optimizer = exchanging(kind, comm, chainer.optimizers.SGD(), Model(0))
+    optimizer = exchanging(kind, comm, SGD(), Model(0))
     optimizer.set_loss_scale(8.0 if comm.rank else 4.0)
     words = r"loss_scale of the loss scale .*: 4 on rank 0; 8 on rank"
     with pytest.raises(RankMismatchError, match=words):
@@ -89,7 +90,7 @@ def test_ranks_that_scale_differently_are_told(comm, kind):
 def test_an_integer_is_the_same_scale():
     """Ranks needn't compare more than usual, then."""
     with written_down("naive") as (comm, calls):
-        optimizer = exchanging("synchronous", comm, chainer.optimizers.SGD(), Model(0))
+        optimizer = exchanging("synchronous", comm, SGD(), Model(0))
         update(optimizer)  # else all get rank 0's
         optimizer.set_loss_scale(128 if comm.rank else 128.0)
         update(optimizer, 2)

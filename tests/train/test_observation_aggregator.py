@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import chainer
 import numpy as np
 import pytest
+from chainer.serializers import load_npz, save_npz
 
 from chainermn_comm import PeerError
 from chainermn_train.extensions import ObservationAggregator
@@ -60,8 +61,8 @@ def test_arrays_are_combined_and_kept_as_they_were_observed(comm, tmp_path):
     observed(one, x=array)
     array += 100  # which is kept as it was
     observed(other, x=5.0)  # forgotten
-    chainer.serializers.save_npz(tmp_path / "state.npz", one)
-    chainer.serializers.load_npz(tmp_path / "state.npz", other)
+    save_npz(tmp_path / "state.npz", one)
+    load_npz(tmp_path / "state.npz", other)
     mean = (comm.size + 1) / 2
     assert observed(other, 2)["x"].tolist() == [mean, 2 * mean]
 

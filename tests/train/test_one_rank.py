@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import chainer
 import pytest
 from chainer import training
-from chainer.training import extensions
+from chainer.iterators import SerialIterator
+from chainer.serializers import load_npz
+from chainer.training import Extension, extensions
 
 from chainermn_train import create_multi_node_evaluator
 from chainermn_train.extensions import AllreducePersistent, on_rank
@@ -14,7 +15,7 @@ from tests.support.training.small_models import ScaledMean
 pytestmark = pytest.mark.world
 
 
-class Recorder(training.Extension):
+class Recorder(Extension):
     """Records what the trainer does with it."""
 
     trigger = (2, "iteration")
@@ -88,13 +89,13 @@ def test_a_snapshot_of_its_rank_resumes_all_ranks(comm, trainer_for, tmp_path):
     assert (tmp_path / "taken").exists() == (comm.rank == 0)
     recorder.state = 0
     path = comm.bcast_obj(tmp_path / "taken")
-    chainer.serializers.load_npz(path, second)
+    load_npz(path, second)
     assert second.updater.iteration == 3
     assert recorder.state == (1 if comm.rank == 0 else 0)
 
 
 def test_wrong_arguments_are_named(naive):
-    iterator = chainer.iterators.SerialIterator([], 1, repeat=False)
+    iterator = SerialIterator([], 1, repeat=False)
     evaluator = extensions.Evaluator(iterator, ScaledMean())
     persistent = AllreducePersistent(ScaledMean(), naive)
     for collective in create_multi_node_evaluator(evaluator, naive), persistent:

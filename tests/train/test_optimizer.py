@@ -6,11 +6,11 @@ import contextlib
 import copy
 import re
 
-import chainer
 import chainer.links as L
 import numpy as np
 import pytest
-from chainer.optimizers import SGD
+from chainer.optimizers import SGD, Adam
+from numpy.testing import assert_array_equal
 
 from chainermn_comm import PeerError
 from chainermn_train import create_multi_node_optimizer, join
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.world
 
 
 def test_attributes_are_those_of_the_actual_optimizer(naive):
-    actual = chainer.optimizers.Adam(alpha=0.25)
+    actual = Adam(alpha=0.25)
     model = Model(0)
     optimizer = create_multi_node_optimizer(actual, naive)
     assert optimizer.setup(model) is optimizer
@@ -51,7 +51,7 @@ def test_hooks_see_the_mean_gradient_and_can_be_removed(comm):
 
     def see(caller):
         seen.append(caller)
-        np.testing.assert_array_equal(model.main.b.grad, (comm.size - 1) / 2)
+        assert_array_equal(model.main.b.grad, (comm.size - 1) / 2)
 
     optimizer.add_hook(see)
     optimizer.assume_synchronized()

@@ -7,9 +7,9 @@ import gc
 import weakref
 from operator import methodcaller
 
-import chainer
 import chainer.links as L
 import pytest
+from chainer.optimizers import SGD, MomentumSGD
 
 from chainermn_comm import RankMismatchError
 from chainermn_train import create_multi_node_optimizer
@@ -44,13 +44,13 @@ DIFFERENT = [
     ({"accumulate_steps": 2}, "accumulate_steps: 1 on ranks? 0.*; 2 on"),
     ({"lr": 0.25}, "lr of hyperparameters: 0.5 on ranks? 0.*; 0.25 on"),
     (
-        {"kind": chainer.optimizers.MomentumSGD},
+        {"kind": MomentumSGD},
         r"by creation: number \d+ \(SGD\) on ranks? 0.*; number \d+ \(MomentumSGD\) on",
     ),
 ]
 
 
-def different(comm, kind=chainer.optimizers.SGD, lr=0.5, **settings):
+def different(comm, kind=SGD, lr=0.5, **settings):
     optimizer = create_multi_node_optimizer(kind(lr), comm, **settings)
     return optimizer.setup(Model(0))
 

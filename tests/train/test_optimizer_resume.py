@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import chainer
 import numpy as np
 import pytest
+from chainer.serializers import HDF5Deserializer, load_npz, save_hdf5, save_npz
 
 from chainermn_train import create_multi_node_optimizer
 from tests.support.training.small_models import (
@@ -49,20 +49,20 @@ def test_snapshots_of_other_kinds_are_loaded_or_refused(naive):
 
 def save(path, thing):
     formats = {
-        ".npz": chainer.serializers.save_npz,
-        ".h5": chainer.serializers.save_hdf5,
+        ".npz": save_npz,
+        ".h5": save_hdf5,
     }
     formats[path.suffix](path, thing)
 
 
 def load(path, thing, strict):
     if path.suffix == ".npz":
-        chainer.serializers.load_npz(path, thing, strict=strict)
+        load_npz(path, thing, strict=strict)
         return
     import h5py
 
     with h5py.File(path, "r") as file:
-        chainer.serializers.HDF5Deserializer(file, strict=strict).load(thing)
+        HDF5Deserializer(file, strict=strict).load(thing)
 
 
 KINDS = {

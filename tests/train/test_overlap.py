@@ -10,6 +10,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from chainer.optimizers import SGD
 
 from chainermn_comm import PeerError, RankMismatchError
 from chainermn_train import create_multi_node_optimizer
@@ -119,7 +120,7 @@ def test_parameters_become_those_of_the_synchronous_way(
 
 def overlapping(comm, **settings):
     model = Deep()
-    actual = chainer.optimizers.SGD(0.1)
+    actual = SGD(0.1)
     optimizer = create_multi_node_optimizer(actual, comm, **settings)
     return optimizer.setup(model), model
 
@@ -362,7 +363,7 @@ def test_what_one_rank_changes_is_named(world, model, change, words, where):
 
     is_odd = world.rank == where % world.size
     with communicator_on(APART, world) as comm, sending(comm) as events:
-        twins = Twins(comm, model, lambda: chainer.optimizers.SGD(0.1))
+        twins = Twins(comm, model, lambda: SGD(0.1))
         update_until_planned(comm, events, twins.update)
         if is_odd:
             twins.each(change)

@@ -8,6 +8,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 from chainer.optimizer_hooks import GradientClipping, WeightDecay
+from chainer.optimizers import Adam
 
 from chainermn_modelparallel import MultiNodeBatchNormalization, allreduce
 from chainermn_train.extensions import AllreducePersistent
@@ -61,7 +62,7 @@ def trained(comm, kind, steps):
     """The bits of all that training leaves behind."""
     np.random.seed(7)
     model = Model(comm)
-    adam = chainer.optimizers.Adam(alpha=0.01)
+    adam = Adam(alpha=0.01)
     optimizer = exchanging(kind, comm, adam, model, steps)
     optimizer.add_hook(WeightDecay(1e-3))
     optimizer.add_hook(GradientClipping(0.05))

@@ -19,7 +19,8 @@ from chainer.iterators import (
     SerialIterator,
     ShuffleOrderSampler,
 )
-from chainer.training import extensions
+from chainer.serializers import load_npz
+from chainer.training import StandardUpdater, Trainer, extensions
 
 from chainermn_train import (
     DistributedOrderSampler,
@@ -125,7 +126,7 @@ def by_chainer(comm, run):
     path = f"{run.trainer.out}/{name}"
     run.trainer.extend(extensions.snapshot(filename=name), trigger=(SAVED, "iteration"))
     if os.path.exists(path):
-        chainer.serializers.load_npz(path, run.trainer)
+        load_npz(path, run.trainer)
         # Otherwise the next update drops what is in flight.
         run.optimizer.assume_synchronized()
 
@@ -208,8 +209,8 @@ class Run:
         self.optimizer = wrap(actual, comm, **case.options).setup(self.model)
         np.random.seed(comm.rank)
         iterator = case.iterate(comm, examples)
-        updater = training.StandardUpdater(iterator, self.optimizer)
-        self.trainer = training.Trainer(updater, (STOP, "iteration"), out=str(out))
+        updater = StandardUpdater(iterator, self.optimizer)
+        self.trainer = Trainer(updater, (STOP, "iteration"), out=str(out))
         case.prepare(self)
         STORES[store](comm, self)
 

@@ -6,6 +6,7 @@ from unittest import mock
 
 import chainer
 import pytest
+from chainer.optimizers import SGD
 
 from chainermn_comm import PeerError
 from tests.support.plugins.pairwise import pairwise
@@ -348,7 +349,7 @@ def test_memory_that_runs_out_on_a_rank_leaves_ranks_in_step(
     comm, monkeypatch, kind, steps
 ):
     """In an update, where gradients are read."""
-    optimizer = exchanging(kind, comm, chainer.optimizers.SGD(), Model(0), steps)
+    optimizer = exchanging(kind, comm, SGD(), Model(0), steps)
     update(optimizer, 3 * steps - 1)
     error = PeerError
     with monkeypatch.context() as patch:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import warnings
 
-import chainer
 import numpy as np
 import pytest
+from chainer.optimizers import MSVAG, SGD, Adam
 
 from chainermn_comm import RankMismatchError
 from chainermn_train import create_multi_node_optimizer
@@ -33,7 +33,7 @@ NUMBERS = [
 @pytest.mark.parametrize(("number", "other"), NUMBERS, ids=repr)
 def test_numbers_are_compared_whatever_their_type(naive, number, other):
     def make(mine):
-        actual = chainer.optimizers.SGD(mine)
+        actual = SGD(mine)
         return create_multi_node_optimizer(actual, naive).setup(Model(0))
 
     optimizer = make(number if naive.rank else float(number))
@@ -104,7 +104,7 @@ def test_it_is_repaired_once_where_that_was_asked_for(naive, change, text):
     assert settings.count(settings[0]) == naive.size
 
 
-@pytest.mark.parametrize("kind", [chainer.optimizers.Adam, chainer.optimizers.MSVAG])
+@pytest.mark.parametrize("kind", [Adam, MSVAG])
 def test_what_is_frozen_on_one_rank_is_named_before_its_effects(naive, kind):
     actual = kind()
     optimizer = create_multi_node_optimizer(actual, naive).setup(Model(0))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import re
 
-import chainer
 import pytest
+from chainer.optimizers import SGD
 
 from chainermn_comm import RankMismatchError
 from tests.support.training.exchanges import KINDS, exchanging, states
@@ -28,7 +28,7 @@ def fresh(comm):
 
 def made(comm, kind="synchronous"):
     """With weights of its own; a common seed would hide that gradients are confused."""
-    return exchanging(kind, comm, chainer.optimizers.SGD(0.1), Model(comm.rank), 1)
+    return exchanging(kind, comm, SGD(0.1), Model(comm.rank), 1)
 
 
 # What one rank takes in place of the optimizer: made on all ranks, or on that one alone.

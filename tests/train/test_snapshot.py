@@ -8,9 +8,11 @@ import chainer
 import chainer.links as L
 import numpy as np
 import pytest
-from chainer import training
+from chainer.datasets import TupleDataset
 from chainer.iterators import SerialIterator
-from chainer.training import extensions
+from chainer.optimizers import Adam
+from chainer.training import StandardUpdater, Trainer, extensions
+from numpy.testing import assert_allclose
 
 from chainermn_comm import PeerError
 from chainermn_train import (
@@ -39,15 +41,15 @@ def make(
     np.random.seed(comm.rank)
     model = L.Classifier(L.Linear(2, 1), lossfun=chainer.functions.mean_squared_error)
     model.compute_accuracy = False
-    adam = chainer.optimizers.Adam()
+    adam = Adam()
     optimizer = create_multi_node_optimizer(adam, comm).setup(model)
-    dataset = chainer.datasets.TupleDataset(x, x[:, :1])
+    dataset = TupleDataset(x, x[:, :1])
     shuffle = False
     if sampler:
         shuffle = None
     iterator = SerialIterator(dataset, 2, shuffle=shuffle, order_sampler=sampler)
-    updater = training.StandardUpdater(iterator, optimizer)
-    trainer = training.Trainer(updater, (stop, "iteration"), out=str(out))
+    updater = StandardUpdater(iterator, optimizer)
+    trainer = Trainer(updater, (stop, "iteration"), out=str(out))
     if comm.rank == 0 and sets:
         trainer.extend(extensions.LogReport(trigger=(1, "iteration")))
     taken = extensions.snapshot(autoload=autoload, **options)
@@ -113,7 +115,7 @@ def test_fewer_and_more_ranks_go_on(naive, folder):
         if naive.size == 3:
             rtol = 1e-6
         for mine, expected in zip(train(end, out, 8), whole, strict=True):
-            np.testing.assert_allclose(mine, expected, rtol=rtol)
+            assert_allclose(mine, expected, rtol=rtol)
         assert files(naive, out) >= names([4, 8], [0])
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import chainer
 import pytest
+from chainer.optimizers import SGD
 
 from chainermn_comm import CommunicationError, PeerError, create_communicator
 from chainermn_train import create_multi_node_optimizer
@@ -38,7 +38,7 @@ CASES = [
 
 def optimizer_of(comm, model, kind):
     """A multi-node optimizer with this exchange."""
-    actual = chainer.optimizers.SGD(0.1)
+    actual = SGD(0.1)
     options = {"overlap": False, kind: True}
     return create_multi_node_optimizer(actual, comm, **options).setup(model)
 

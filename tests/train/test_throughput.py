@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import chainer
 import numpy as np
 import pytest
+from chainer.optimizers import SGD
+from chainer.serializers import load_npz, save_npz
+from chainer.training import StandardUpdater
 
 from chainermn_comm import PeerError
 from chainermn_train import DistributedOrderSampler
@@ -108,14 +110,14 @@ def test_a_resumed_training_reports_on_what_was_done_since(
         sampler = DistributedOrderSampler(comm, drop_last=True)
         iterator = kind(examples, 2, order_sampler=sampler)
         optimizer = trainer.updater.get_optimizer("main")
-        trainer.updater = chainer.training.StandardUpdater(iterator, optimizer)
+        trainer.updater = StandardUpdater(iterator, optimizer)
         return trainer
 
     first = build(3)
     second = build(6)
     first.run()
-    chainer.serializers.save_npz(tmp_path / "at_3.npz", first)
-    chainer.serializers.load_npz(tmp_path / "at_3.npz", second)
+    save_npz(tmp_path / "at_3.npz", first)
+    load_npz(tmp_path / "at_3.npz", second)
     log = logged(second, (2, "iteration"))
     assert [entry["iteration"] for entry in log] == [4, 6]
     for entry in log:  # the first of one step, the second of two
@@ -150,8 +152,8 @@ def test_a_trainer_that_can_not_be_timed_is_told(comm, trainer_for):
     iterators = [trainer.updater.get_iterator("main") for trainer in trainers]
     if comm.rank == 1:
         iterators[0].dataset = None
-    single = chainer.optimizers.SGD().setup(ScaledMean())
-    trainers[1].updater = chainer.training.StandardUpdater(iterators[1], single)
+    single = SGD().setup(ScaledMean())
+    trainers[1].updater = StandardUpdater(iterators[1], single)
     texts = [
         "has no data set",
         "needs an updater with a multi-node optimizer",

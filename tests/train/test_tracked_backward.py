@@ -7,6 +7,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from chainermn_train.optimizers import tracked_backward
 from tests.support.training.overlapped import marked
@@ -97,7 +98,7 @@ def test_what_is_reported_is_what_parameters_have(make_loss, late_sums):
         make_loss(other).backward(loss_scale=8.0)
     plain = dict(other.namedparams())
     for name, param in model.namedparams():
-        np.testing.assert_array_equal(param.grad, plain[name].grad)
+        assert_array_equal(param.grad, plain[name].grad)
     if not late_sums:
         assert sorted(names) == LOSSES[make_loss]
 

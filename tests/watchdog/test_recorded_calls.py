@@ -6,6 +6,7 @@ import inspect
 
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from chainermn_comm import create_communicator
 from tests.support.watchdog.records import COLLECTIVE, MESSAGE, NOBODY, Neighbour
@@ -151,7 +152,7 @@ def test_between_the_steps_of_a_mean_a_rank_waits_in_nothing(watched, world):
     work.wait()
     waits_in_nothing(neighbour, world)
     work.assign()
-    np.testing.assert_array_equal(model["v"].grad, 0.5)
+    assert_array_equal(model["v"].grad, 0.5)
     assert seen is None or seen.state == COLLECTIVE
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import chainer
 import numpy as np
+from chainer.links import BatchNormalization, Linear
 from mpi4py import MPI
 
 from .models import backward, grads, linear, state
@@ -156,7 +157,7 @@ def parameters(chainermn, comm, method):
 
 @case
 def bcast_data_of_persistents(chainermn, comm):
-    model = chainer.links.BatchNormalization(2)
+    model = BatchNormalization(2)
     model.avg_mean += comm.rank + 1
     model.N += comm.rank + 1
     comm.bcast_data(model)
@@ -165,7 +166,7 @@ def bcast_data_of_persistents(chainermn, comm):
 
 @case
 def bcast_data_of_parameters_without_data(chainermn, comm):
-    model = chainer.Chain(a=chainer.links.Linear(None, 2), b=linear(comm.rank))
+    model = chainer.Chain(a=Linear(None, 2), b=linear(comm.rank))
     comm.bcast_data(model)
     return state(model)
 
@@ -235,7 +236,7 @@ def means_where_one_rank_has_a_gradient(chainermn, comm, method):
 
 @case
 def means_of_uninitialized_parameters(chainermn, comm):
-    model = chainer.Chain(a=chainer.links.Linear(None, 2), b=linear())
+    model = chainer.Chain(a=Linear(None, 2), b=linear())
     model.cleargrads()
     backward(model.b, comm.rank)
     comm.multi_node_mean_grad(model, True)

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import chainer
 import numpy as np
+from chainer.datasets import (
+    ConcatenatedDataset,
+    DictDataset,
+    SubDataset,
+    TransformDataset,
+    TupleDataset,
+)
 from mpi4py import MPI
 
 from .table import case, each, of_rank_0
@@ -13,14 +20,14 @@ KINDS = {
     "tuple": tuple(range(7)),
     "range": range(7),
     "array": np.arange(14, dtype=np.float32).reshape(7, 2),
-    "TupleDataset": chainer.datasets.TupleDataset(
+    "TupleDataset": TupleDataset(
         np.arange(14, dtype=np.float32).reshape(7, 2), np.arange(7, dtype=np.int32)
     ),
-    "DictDataset": chainer.datasets.DictDataset(
+    "DictDataset": DictDataset(
         x=np.arange(14, dtype=np.float32).reshape(7, 2), t=np.arange(7, dtype=np.int32)
     ),
-    "SubDataset": chainer.datasets.SubDataset(list(range(20)), 3, 10),
-    "ConcatenatedDataset": chainer.datasets.ConcatenatedDataset([1, 2, 3], [4, 5]),
+    "SubDataset": SubDataset(list(range(20)), 3, 10),
+    "ConcatenatedDataset": ConcatenatedDataset([1, 2, 3], [4, 5]),
     "list of tuples": [(np.full(2, n, np.float32), np.int32(n)) for n in range(7)],
     "texts": list("abcdefg"),
     "one": [5],
@@ -62,7 +69,7 @@ def scatter_a_dict(chainermn, comm):
 
 @case
 def scatter_a_transformed_dataset(chainermn, comm):
-    whole = chainer.datasets.TransformDataset(list(range(5)), str)
+    whole = TransformDataset(list(range(5)), str)
     return examples(chainermn.scatter_dataset(of_rank_0(comm, whole), comm))
 
 

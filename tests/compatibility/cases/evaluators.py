@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import chainer
 import numpy as np
+from chainer.iterators import SerialIterator
 
 from .models import Loss, inputs, linear, training
 from .table import case, each
@@ -14,7 +15,7 @@ def iterator(comm, counts=(4, 4)):
     rows = (
         np.arange(3.0 * counts[comm.rank], dtype=np.float32).reshape(-1, 3) + comm.rank
     )
-    return chainer.iterators.SerialIterator(rows, 2, repeat=False, shuffle=False)
+    return SerialIterator(rows, 2, repeat=False, shuffle=False)
 
 
 def evaluator(comm, **how):
@@ -150,10 +151,10 @@ def generic_evaluator_of_converted_batches(chainermn, comm):
             return [*results]
 
     rows = [(row, np.int32(n)) for n, row in enumerate(inputs())]
-    pairs = chainer.iterators.SerialIterator(rows, 2, repeat=False, shuffle=False)
+    pairs = SerialIterator(rows, 2, repeat=False, shuffle=False)
     result = Kind(comm, pairs, linear())(None)
     dicts = [{"x": row} for row in inputs()]
-    named = chainer.iterators.SerialIterator(dicts, 2, repeat=False, shuffle=False)
+    named = SerialIterator(dicts, 2, repeat=False, shuffle=False)
     return result, Kind(comm, named, linear())(None), seen
 
 

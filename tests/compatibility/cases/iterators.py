@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import chainer
 import numpy as np
+from chainer.iterators import SerialIterator
+from chainer.serializers import DictionarySerializer
 
 from .table import case, each, outcome
 
@@ -16,9 +18,7 @@ EXAMPLES = {
 
 
 def serial(examples, batch=2, **how):
-    return chainer.iterators.SerialIterator(
-        examples, batch, **{"shuffle": False, **how}
-    )
+    return SerialIterator(examples, batch, **{"shuffle": False, **how})
 
 
 def shared(chainermn, comm, examples, root=0, **how):
@@ -74,7 +74,7 @@ def multi_node_iterator_of(chainermn, comm, examples):
 def multi_node_iterator_serialized(chainermn, comm):
     iterator = shared(chainermn, comm, EXAMPLES["arrays"])
     next(iterator)
-    serializer = chainer.serializers.DictionarySerializer()
+    serializer = DictionarySerializer()
     iterator.serialize(serializer)
     return serializer.target
 
@@ -111,7 +111,7 @@ def synchronized_iterator_serialized(chainermn, comm):
         serial(list(range(5))), comm
     )
     next(iterator)
-    serializer = chainer.serializers.DictionarySerializer()
+    serializer = DictionarySerializer()
     iterator.serialize(serializer)
     return serializer.target
 

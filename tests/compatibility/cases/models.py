@@ -6,6 +6,10 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
+from chainer.iterators import SerialIterator
+from chainer.optimizers import SGD
+from chainer.serializers import DictionarySerializer
+from chainer.training import StandardUpdater, Trainer
 
 
 def linear(value: float = 1.0, dtype: type = np.float32) -> L.Linear:
@@ -16,7 +20,7 @@ def linear(value: float = 1.0, dtype: type = np.float32) -> L.Linear:
 
 def state(link: chainer.Link) -> dict[str, np.ndarray]:
     """All parameters and persistents by path."""
-    serializer = chainer.serializers.DictionarySerializer()
+    serializer = DictionarySerializer()
     serializer.save(link)
     return serializer.target
 
@@ -47,21 +51,17 @@ class Loss(chainer.Chain):
         return loss
 
 
-def trainer(
-    optimizer, examples, iterations=2, batch=2, length=None
-) -> chainer.training.Trainer:
+def trainer(optimizer, examples, iterations=2, batch=2, length=None) -> Trainer:
     """Of these examples in their order, that writes into the current folder."""
-    iterator = chainer.iterators.SerialIterator(examples, batch, shuffle=False)
-    updater = chainer.training.StandardUpdater(iterator, optimizer)
-    return chainer.training.Trainer(
-        updater, length or (iterations, "iteration"), out="result"
-    )
+    iterator = SerialIterator(examples, batch, shuffle=False)
+    updater = StandardUpdater(iterator, optimizer)
+    return Trainer(updater, length or (iterations, "iteration"), out="result")
 
 
 def training(chainermn, comm, iterations=2, value=1.0, length=None, optimizer=None):
     """The trainer of a `Loss` on 4 examples of each rank, and the model."""
     model = Loss(value)
-    rule = optimizer or chainer.optimizers.SGD(0.001)
+    rule = optimizer or SGD(0.001)
     rule = chainermn.create_multi_node_optimizer(rule, comm).setup(model)
     model.cleargrads()
     # Rank 0's parameters for all; with a loss, one of them would step as well.

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import chainer
 import numpy as np
+from chainer.optimizers import SGD, AdaGrad, Adam, MomentumSGD
+from chainer.serializers import DictionarySerializer
 
 from .models import Loss, backward, grads, inputs, linear, state
 from .table import case, each, outcome
 
 RULES = {
-    "SGD": chainer.optimizers.SGD,
-    "MomentumSGD": chainer.optimizers.MomentumSGD,
-    "Adam": chainer.optimizers.Adam,
-    "AdaGrad": chainer.optimizers.AdaGrad,
+    "SGD": SGD,
+    "MomentumSGD": MomentumSGD,
+    "Adam": Adam,
+    "AdaGrad": AdaGrad,
 }
 
 
 def made(chainermn, comm, model, rule=None, **how):
-    rule = rule or chainer.optimizers.SGD(0.001)
+    rule = rule or SGD(0.001)
     optimizer = chainermn.create_multi_node_optimizer(rule, comm, **how)
     optimizer.setup(model)
     return optimizer
@@ -26,7 +28,7 @@ def made(chainermn, comm, model, rule=None, **how):
 @case
 def attributes(chainermn, comm):
     model = linear()
-    rule = chainer.optimizers.Adam(alpha=0.25)
+    rule = Adam(alpha=0.25)
     optimizer = made(chainermn, comm, model, rule)
     return {
         "alpha": optimizer.alpha,
@@ -42,7 +44,7 @@ def attributes(chainermn, comm):
 
 @case
 def attributes_are_set_on_the_actual_one(chainermn, comm):
-    rule = chainer.optimizers.SGD(0.5)
+    rule = SGD(0.5)
     optimizer = made(chainermn, comm, linear(), rule)
     optimizer.lr = 0.125
     return rule.lr, optimizer.lr
@@ -50,7 +52,7 @@ def attributes_are_set_on_the_actual_one(chainermn, comm):
 
 @each("target", "nothing")
 def attribute(chainermn, comm, name):
-    rule = chainer.optimizers.SGD(0.5)
+    rule = SGD(0.5)
     optimizer = chainermn.create_multi_node_optimizer(rule, comm)
     return getattr(optimizer, name)
 
@@ -132,11 +134,11 @@ def a_parameter_that_is_added_later(chainermn, comm):
 @case
 def serialized(chainermn, comm):
     model = linear()
-    optimizer = made(chainermn, comm, model, chainer.optimizers.MomentumSGD(0.001))
+    optimizer = made(chainermn, comm, model, MomentumSGD(0.001))
     for _ in range(2):
         backward(model, comm.rank)
         optimizer.update()
-    serializer = chainer.serializers.DictionarySerializer()
+    serializer = DictionarySerializer()
     serializer.save(optimizer)
     return sorted(serializer.target)
 
@@ -156,9 +158,7 @@ def setup_twice(chainermn, comm):
 
 @case
 def update_without_setup(chainermn, comm):
-    return chainermn.create_multi_node_optimizer(
-        chainer.optimizers.SGD(), comm
-    ).update()
+    return chainermn.create_multi_node_optimizer(SGD(), comm).update()
 
 
 @case
@@ -173,14 +173,14 @@ def double_buffering(chainermn, comm):
 
 @case
 def wrapped_twice(chainermn, comm):
-    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm)
+    optimizer = chainermn.create_multi_node_optimizer(SGD(), comm)
     return outcome(lambda: chainermn.create_multi_node_optimizer(optimizer, comm).lr)
 
 
 @each("train_mnist", "loss_scaling")
 def common_setups(chainermn, comm, which):
     model = Loss(comm.rank)
-    rule = chainer.optimizers.Adam()
+    rule = Adam()
     optimizer = chainermn.create_multi_node_optimizer(rule, comm)
     optimizer.setup(model)
     if which == "loss_scaling":

@@ -11,7 +11,11 @@ from pathlib import Path
 import chainer
 import chainer.functions as F
 import numpy as np
-from chainer.training import extensions
+from chainer.iterators import SerialIterator
+from chainer.links import BatchNormalization, Classifier, Linear
+from chainer.optimizers import SGD, Adam, MomentumSGD
+from chainer.serializers import load_npz, save_npz
+from chainer.training import StandardUpdater, extensions
 
 from .models import Loss, backward, inputs, linear, state, trainer, training
 from .table import case, each, of_rank_0, outcome
@@ -24,14 +28,14 @@ def data_parallel(chainermn, comm):
         (row, np.int32(n % 2)) for n, row in enumerate(np.arange(24.0).reshape(8, 3))
     ]
     rows = [(row.astype(np.float32) / 10, label) for row, label in rows]
-    model = chainer.links.Classifier(linear(0.5))
-    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.Adam(), comm)
+    model = Classifier(linear(0.5))
+    optimizer = chainermn.create_multi_node_optimizer(Adam(), comm)
     optimizer.setup(model)
     model.cleargrads()
     optimizer.update()
     part = chainermn.scatter_dataset(of_rank_0(comm, rows), comm, shuffle=True, seed=1)
     run = trainer(optimizer, part, length=(2, "epoch"))
-    once = chainer.iterators.SerialIterator(part, 2, repeat=False, shuffle=False)
+    once = SerialIterator(part, 2, repeat=False, shuffle=False)
     evaluator = chainermn.create_multi_node_evaluator(
         extensions.Evaluator(once, model), comm
     )
@@ -54,9 +58,7 @@ def hybrid(chainermn, comm):
     """Each rank is the only one of its group."""
     group = comm.split(comm.rank, 0)
     model = linear(comm.rank + 1.0)
-    optimizer = chainermn.create_multi_node_optimizer(
-        chainer.optimizers.SGD(0.001), group
-    )
+    optimizer = chainermn.create_multi_node_optimizer(SGD(0.001), group)
     optimizer.setup(model)
     for _ in range(2):
         backward(model, comm.rank)
@@ -76,7 +78,7 @@ class Front(chainer.Chain):
 
 class Back(chainer.Chain):
     def __init__(self, comm, functions):
-        super().__init__(inner=chainer.links.Linear(2, 1, initialW=0.5))
+        super().__init__(inner=Linear(2, 1, initialW=0.5))
         self.comm = comm
         self.functions = functions
 
@@ -91,7 +93,7 @@ def model_parallel(chainermn, comm):
     if comm.rank:
         kind = Back
     model = kind(comm, chainermn.functions)
-    optimizer = chainer.optimizers.SGD(0.01).setup(model)
+    optimizer = SGD(0.01).setup(model)
     examples = [*inputs(), *inputs(1)]
     if comm.rank:
         examples = chainermn.datasets.create_empty_dataset(examples)
@@ -127,7 +129,7 @@ def learning_rates(chainermn, comm, shift):
     "new_epoch",
 )
 def methods_of_the_optimizer(chainermn, comm, name):
-    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(), comm)
+    optimizer = chainermn.create_multi_node_optimizer(SGD(), comm)
     optimizer.setup(linear())
     if name == "call_hooks":
         return optimizer.call_hooks("pre")
@@ -138,7 +140,7 @@ def methods_of_the_optimizer(chainermn, comm, name):
 def a_hook_that_a_script_wrote(chainermn, comm):
     """It is called with the optimizer; here with which one."""
     model = linear()
-    actual = chainer.optimizers.SGD(0.001)
+    actual = SGD(0.001)
     optimizer = chainermn.create_multi_node_optimizer(actual, comm)
     optimizer.setup(model)
     seen = []
@@ -152,9 +154,7 @@ def a_hook_that_a_script_wrote(chainermn, comm):
 @each("optimizer", "updater", "trainer")
 def saved_and_loaded(chainermn, comm, what):
     def made():
-        run, _ = training(
-            chainermn, comm, optimizer=chainer.optimizers.MomentumSGD(0.001)
-        )
+        run, _ = training(chainermn, comm, optimizer=MomentumSGD(0.001))
         updater = run.updater
         return run, {
             "optimizer": updater.get_optimizer("main"),
@@ -166,8 +166,8 @@ def saved_and_loaded(chainermn, comm, what):
     run.run()
     again, others = made()
     # A trainer that hasn't begun can't be saved, but loaded.
-    chainer.serializers.save_npz("file", parts[what])
-    chainer.serializers.load_npz("file", others[what])
+    save_npz("file", parts[what])
+    load_npz("file", others[what])
     target = again.updater.get_optimizer("main").target
     return state(target), again.updater.get_optimizer("main").t, again.updater.iteration
 
@@ -175,7 +175,7 @@ def saved_and_loaded(chainermn, comm, what):
 @each("deepcopy", "copy", "pickle")
 def models_are_copied(chainermn, comm, how):
     model = chainermn.links.create_mnbn_model(
-        chainer.Chain(a=linear(), b=chainer.links.BatchNormalization(2)), comm
+        chainer.Chain(a=linear(), b=BatchNormalization(2)), comm
     )
     ways = {
         "deepcopy": copy.deepcopy,
@@ -190,7 +190,7 @@ def models_are_copied(chainermn, comm, how):
 
 @case
 def an_updater_that_a_script_wrote(chainermn, comm):
-    class Own(chainer.training.StandardUpdater):
+    class Own(StandardUpdater):
         def update_core(self):
             optimizer = self.get_optimizer("main")
             loss = optimizer.target(np.stack(self.get_iterator("main").next()))
@@ -199,11 +199,9 @@ def an_updater_that_a_script_wrote(chainermn, comm):
             optimizer.update()
 
     model = Loss(comm.rank + 1.0)
-    optimizer = chainermn.create_multi_node_optimizer(
-        chainer.optimizers.SGD(0.001), comm
-    )
+    optimizer = chainermn.create_multi_node_optimizer(SGD(0.001), comm)
     optimizer.setup(model)
-    iterator = chainer.iterators.SerialIterator([*inputs(comm.rank)], 2, shuffle=False)
+    iterator = SerialIterator([*inputs(comm.rank)], 2, shuffle=False)
     updater = Own(iterator, optimizer)
     for _ in range(3):
         updater.update()

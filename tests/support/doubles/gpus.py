@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from mpi4py import MPI
+from numpy.testing import assert_allclose
 
 from chainermn_comm import CommunicatorBase
 from chainermn_comm.gpu import devices, kernels, staging
@@ -126,9 +127,7 @@ def mean_of(comm: CommunicatorBase, array: np.ndarray) -> np.ndarray:
 def assert_mean(comm: CommunicatorBase, size: int = 1000) -> None:
     """Assert that gradients of 0, 1, ... by rank have the right mean (collective)."""
     mean = mean_of(comm, np.full(size, comm.rank, "f4"))
-    np.testing.assert_allclose(
-        mean, np.full(size, (comm.size - 1) / 2, "f4"), rtol=1e-6
-    )
+    assert_allclose(mean, np.full(size, (comm.size - 1) / 2, "f4"), rtol=1e-6)
 
 
 def settle(world: Any, comm: CommunicatorBase) -> None:

@@ -21,6 +21,10 @@ import chainer
 import chainer.links as L
 import numpy as np
 from chainer import training
+from chainer.datasets import TupleDataset
+from chainer.iterators import SerialIterator
+from chainer.optimizers import SGD
+from chainer.training import StandardUpdater, Trainer
 
 from chainermn_comm import create_communicator
 from chainermn_train import (
@@ -53,7 +57,7 @@ def main() -> None:
     file, out, stop, background, victim, seconds = sys.argv[1:]
     comm = create_communicator("flat")
     x, labels = np.load(file).values()
-    data = chainer.datasets.TupleDataset(x, labels)
+    data = TupleDataset(x, labels)
     with chainer.using_config("dtype", np.dtype("f8")):
         np.random.seed(0)
         model = L.Classifier(
@@ -61,14 +65,12 @@ def main() -> None:
                 L.Linear(64, 20), chainer.functions.tanh, L.Linear(20, 10)
             )
         )
-    optimizer = create_multi_node_optimizer(chainer.optimizers.SGD(0.5), comm).setup(
-        model
-    )
+    optimizer = create_multi_node_optimizer(SGD(0.5), comm).setup(model)
     sampler = DistributedOrderSampler(comm, 1)
     batch = GLOBAL_BATCH // comm.size
-    iterator = chainer.iterators.SerialIterator(data, batch, order_sampler=sampler)
-    updater = training.StandardUpdater(iterator, optimizer)
-    trainer = training.Trainer(updater, (int(stop), "iteration"), out=out)
+    iterator = SerialIterator(data, batch, order_sampler=sampler)
+    updater = StandardUpdater(iterator, optimizer)
+    trainer = Trainer(updater, (int(stop), "iteration"), out=out)
     is_background = background == "background"
     checkpointer = create_multi_node_checkpointer(
         "run", comm, 1, 1, background=is_background
@@ -76,7 +78,7 @@ def main() -> None:
     trainer.extend(checkpointer, trigger=(INTERVAL, "iteration"))
 
     @training.make_extension(trigger=(1, "iteration"), priority=-250)
-    def tell(trainer: training.Trainer) -> None:
+    def tell(trainer: Trainer) -> None:
         time.sleep(PAUSE)
         # What was saved before is complete when the next save has begun.
         last = (

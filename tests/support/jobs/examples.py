@@ -13,6 +13,7 @@ from unittest import mock
 
 import numpy as np
 import psutil  # type: ignore[import-untyped]
+from numpy.testing import assert_array_equal
 
 from tests.support.jobs.runner import Job, run
 from tests.support.jobs.scripts import ROOT, imported
@@ -77,9 +78,7 @@ def same_bits(actual: Path, expected: Path) -> None:
         numbers = [key for key in keys if other[key].dtype.kind in "fiub"]
         assert numbers
         for key in numbers:
-            np.testing.assert_array_equal(
-                one[key], other[key], err_msg=f"{actual.name}: {key}"
-            )
+            assert_array_equal(one[key], other[key], err_msg=f"{actual.name}: {key}")
 
 
 def shapes(path: Path) -> dict[str, tuple[int, ...]]:

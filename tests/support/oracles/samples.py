@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.testing import assert_array_equal
 
 DTYPES = [
     *("float16", "float32", "float64", "int8", "int16", "int32", "int64"),
@@ -39,7 +40,7 @@ def same(actual: np.ndarray, expected: np.ndarray) -> None:
     assert isinstance(actual, np.ndarray)
     assert actual.dtype == expected.dtype
     assert actual.shape == expected.shape
-    np.testing.assert_array_equal(actual, expected)
+    assert_array_equal(actual, expected)
 
 
 def alike(one: Any, other: Any) -> bool:

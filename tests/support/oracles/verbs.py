@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from numpy.testing import assert_allclose
 
 from tests.support.doubles import gpus
 from tests.support.oracles.samples import same, sample
@@ -256,9 +257,7 @@ def check_array(
         on_host = gpus.to_host(array)
     if is_there and is_close:
         assert on_host.dtype == expected.dtype
-        np.testing.assert_allclose(
-            on_host, expected, rtol=2 * np.finfo(expected.dtype).eps
-        )
+        assert_allclose(on_host, expected, rtol=2 * np.finfo(expected.dtype).eps)
     else:
         same(on_host, expected)
     if is_there:

@@ -13,7 +13,10 @@ import chainer.links as L
 import numpy as np
 import pytest
 from chainer import training
-from chainer.training import extensions
+from chainer.datasets import TupleDataset
+from chainer.iterators import SerialIterator
+from chainer.optimizers import Adam
+from chainer.training import StandardUpdater, Trainer, extensions
 
 from chainermn_train import create_multi_node_checkpointer, create_multi_node_optimizer
 from chainermn_train.checkpoint.state_dict import state_dict
@@ -39,7 +42,7 @@ class Model(chainer.Chain):
 
 
 def shuffled(dataset):
-    return chainer.iterators.SerialIterator(dataset, 4)
+    return SerialIterator(dataset, 4)
 
 
 def noisy(seed: int) -> Model:
@@ -65,10 +68,10 @@ def make_trainer(
     random.seed(comm.rank)
     np.random.seed(comm.rank)
     x = np.random.uniform(size=(10, 4)).astype("f4")
-    dataset = chainer.datasets.TupleDataset(x, x.sum(axis=1, keepdims=True))
-    optimizer = create_multi_node_optimizer(chainer.optimizers.Adam(), comm)
-    updater = training.StandardUpdater(iterate(dataset), optimizer.setup(model))
-    trainer = training.Trainer(updater, (stop, "iteration"), out=str(out))
+    dataset = TupleDataset(x, x.sum(axis=1, keepdims=True))
+    optimizer = create_multi_node_optimizer(Adam(), comm)
+    updater = StandardUpdater(iterate(dataset), optimizer.setup(model))
+    trainer = Trainer(updater, (stop, "iteration"), out=str(out))
     trainer.extend(extensions.ExponentialShift("alpha", 0.9), trigger=(2, "iteration"))
     if comm.rank == 0:
         trainer.extend(extensions.LogReport(trigger=(4, "iteration")))

@@ -14,6 +14,8 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from chainer.optimizers import Adam
+from numpy.testing import assert_array_equal
 
 from chainermn_train import create_multi_node_optimizer
 from chainermn_train.optimizers import create, overlapped_exchange
@@ -93,7 +95,7 @@ class Twins:
         self,
         comm: Any,
         make: Callable[[], Any] = Deep,
-        actual: Callable[[], Any] = lambda: chainer.optimizers.Adam(0.01),
+        actual: Callable[[], Any] = lambda: Adam(0.01),
         **arguments: Any,
     ) -> None:
         """Each rank draws weights of its own; rank 0's count."""
@@ -136,7 +138,7 @@ class Twins:
         assert self.optimizers[0].t == self.optimizers[1].t
         grads = dict(other.namedparams())
         for name, param in one.namedparams():
-            np.testing.assert_array_equal(param.grad, grads[name].grad, err_msg=name)
+            assert_array_equal(param.grad, grads[name].grad, err_msg=name)
 
     def finalize(self) -> None:
         self.each(lambda _, optimizer: optimizer.finalize())

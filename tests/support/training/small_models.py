@@ -7,6 +7,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 from chainer.optimizer_hooks import GradientClipping, WeightDecay
+from chainer.optimizers import SGD, Adam
 
 from chainermn_train import create_multi_node_optimizer
 
@@ -46,9 +47,7 @@ class ScaledMean(chainer.Chain):
 
 
 def sgd(comm, model, **kwds):
-    return create_multi_node_optimizer(
-        chainer.optimizers.SGD(lr=0.5), comm, **kwds
-    ).setup(model)
+    return create_multi_node_optimizer(SGD(lr=0.5), comm, **kwds).setup(model)
 
 
 def update(optimizer, times=1):
@@ -92,7 +91,7 @@ def batch_of(*seed: int, width: int = WIDTH) -> np.ndarray:
 
 
 def hooked_adam(model):
-    optimizer = chainer.optimizers.Adam().setup(model)
+    optimizer = Adam().setup(model)
     optimizer.add_hook(WeightDecay(1e-3))
     optimizer.add_hook(GradientClipping(0.1))
     return optimizer

@@ -10,8 +10,10 @@ from typing import Any
 import chainer
 import numpy as np
 import pytest
-from chainer import training
-from chainer.training import extensions
+from chainer.iterators import SerialIterator
+from chainer.serializers import DictionarySerializer, NpzDeserializer
+from chainer.training import StandardUpdater, Trainer, extensions
+from numpy.testing import assert_allclose
 
 from chainermn_train.optimizers import drift
 
@@ -56,34 +58,32 @@ def assert_near(model: chainer.Link, expected: chainer.Link, tolerance: float) -
     others = dict(expected.namedparams())
     for name, param in model.namedparams():
         assert param.dtype == others[name].dtype
-        np.testing.assert_allclose(
+        assert_allclose(
             param.array, others[name].array, rtol=0, atol=tolerance, err_msg=name
         )
 
 
 def state_of(thing: Any) -> dict[str, Any]:
     """What a Chainer serializer saves of it."""
-    serializer = chainer.serializers.DictionarySerializer()
+    serializer = DictionarySerializer()
     serializer.save(thing)
     return serializer.target
 
 
 def load_state(thing: Any, state: dict[str, Any]) -> None:
-    chainer.serializers.NpzDeserializer(state).load(thing)
+    NpzDeserializer(state).load(thing)
 
 
 def trainer_over(
     examples: Any, batch: int, optimizer: Any, stop: Any, out: Path
-) -> training.Trainer:
+) -> Trainer:
     """A trainer over batches in order; `stop` is a trigger."""
-    iterator = chainer.iterators.SerialIterator(examples, batch, shuffle=False)
-    updater = training.StandardUpdater(iterator, optimizer)
-    return training.Trainer(updater, stop, out=str(out))
+    iterator = SerialIterator(examples, batch, shuffle=False)
+    updater = StandardUpdater(iterator, optimizer)
+    return Trainer(updater, stop, out=str(out))
 
 
-def logged(
-    trainer: training.Trainer, trigger: Any = (1, "iteration")
-) -> list[dict[str, Any]]:
+def logged(trainer: Trainer, trigger: Any = (1, "iteration")) -> list[dict[str, Any]]:
     """Run it; what a LogReport wrote down."""
     log = extensions.LogReport(trigger=trigger)
     trainer.extend(log)

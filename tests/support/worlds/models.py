@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from numpy.testing import assert_array_equal
 
 
 class Param:
@@ -41,7 +42,7 @@ def check_mean(comm: Any, size: int = 9, calls: int = 1) -> None:
     for _ in range(calls):
         model = with_grads(w=np.full(size, comm.rank, "f4"))
         comm.allreduce_grad(model)
-        np.testing.assert_array_equal(model["w"].grad, (comm.size - 1) / 2)
+        assert_array_equal(model["w"].grad, (comm.size - 1) / 2)
 
 
 def finish(reducer: Any, *buckets: Model, payload: bytes = b"") -> list[bytes]:

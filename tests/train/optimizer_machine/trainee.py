@@ -13,6 +13,7 @@ import chainer
 import chainer.functions as F
 import numpy as np
 from chainer.optimizer_hooks import GradientClipping, WeightDecay
+from chainer.optimizers import SGD, Adam, MomentumSGD
 
 from chainermn_comm import PeerError, create_communicator
 from chainermn_modelparallel import allreduce
@@ -21,9 +22,9 @@ from tests.support.training.exchanges import KINDS
 from tests.support.training.trainers import load_state, state_of
 
 OPTIMIZERS = {
-    "SGD": lambda: chainer.optimizers.SGD(0.1),
-    "MomentumSGD": lambda: chainer.optimizers.MomentumSGD(0.1),
-    "Adam": lambda: chainer.optimizers.Adam(0.05),
+    "SGD": lambda: SGD(0.1),
+    "MomentumSGD": lambda: MomentumSGD(0.1),
+    "Adam": lambda: Adam(0.05),
 }
 # Ranks that a command may name.
 NOBODY = range(0)
