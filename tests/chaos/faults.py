@@ -181,10 +181,13 @@ def draw(seed: int) -> Case:
         moments += [None] * len(moments)
     moment = choose.choice(moments)
     ranks = choose.choice((2, 2, 3, 4))
+    iteration = 0
+    if moment:
+        iteration = choose.choice(MOMENTS[moment].iterations)
     case = Case(
         kind,
         moment,
-        choose.choice(MOMENTS[moment].iterations) if moment else 0,
+        iteration,
         victim=choose.randrange(ranks),
         ranks=ranks,
         communicator=choose.choice(COMMUNICATORS),

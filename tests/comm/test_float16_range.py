@@ -95,7 +95,10 @@ def test_means_are_as_exact_as_16_bits_are_wherever_numbers_lie(
     ],
 )
 def test_means_at_the_end_of_the_range_are_finite(world, name, nodes, own, wire):
-    narrow = float(finfo(wire if own == "float32" else own).max)
+    narrowest = own
+    if own == "float32":
+        narrowest = wire
+    narrow = float(finfo(narrowest).max)
     beside = 2.0 ** math.frexp(narrow / 2)[1]  # a sum that 16 bits don't hold
     largest = float(finfo(own).max)
     rest = [0.0] * (world.size - 2)

@@ -57,11 +57,17 @@ def test_an_error_is_raised_where_it_is_and_told_elsewhere(either):
 )
 def test_what_differs_is_named_on_all_ranks(either, operation, value, entry):
     for _ in range(2):
-        signature = (("name", "x"), ("step", value if either.rank == 0 else 3))
+        number = 3
+        if either.rank == 0:
+            number = value
+        signature = (("name", "x"), ("step", number))
+        called = "save"
+        if either.rank == 0:
+            called = operation
         with pytest.raises(
             RankMismatchError, match=f"ranks disagree on {entry}: .* on rank 0; .* on"
         ) as found:
-            either.handshake(operation if either.rank == 0 else "save", signature)
+            either.handshake(called, signature)
         assert found.value.entry == entry
         same = (("name", "x"), ("step", value))
         assert either.handshake("save", same) == [b""] * either.size

@@ -49,7 +49,10 @@ def test_arrays(naive):
 @pytest.mark.parametrize("method", ["gather", "allgather", "alltoall"])
 def test_arrays_of_all_ranks(naive, method):
     mine = pattern(naive.rank)
-    found = getattr(naive, method)([mine, mine] if method == "alltoall" else mine)
+    argument = mine
+    if method == "alltoall":
+        argument = [mine, mine]
+    found = getattr(naive, method)(argument)
     for rank, array in enumerate(found or ()):
         check(array, pattern(rank))
 

@@ -65,7 +65,10 @@ def test_what_cannot_be_made_says_why_and_what_can(world, monkeypatch, name, how
 
 
 def test_a_rank_without_a_part_in_a_split_is_told(world):
-    part = world.Split(MPI.UNDEFINED if world.rank else 0)
+    color = 0
+    if world.rank:
+        color = MPI.UNDEFINED
+    part = world.Split(color)
     if world.rank == 0:
         with create_communicator("naive", part) as comm:
             check_mean(comm)
@@ -92,11 +95,17 @@ def test_dummy_leaves_gradients_alone(world):
 def test_ranks_that_make_different_ones_are_told(world):
     wrong = world.rank == 1
     for name in ("fast", ["naive"]):  # the latter can't be hashed
+        given = "naive"
+        if wrong:
+            given = name
         with raises_on_all(wrong, ValueError, "unknown communicator"):
-            create_communicator(name if wrong else "naive")
+            create_communicator(given)
     told = "reproducible must be True or False, got 'yes'"
+    reproducible = True
+    if wrong:
+        reproducible = "yes"
     with raises_on_all(wrong, ValueError, told):
-        create_communicator("naive", reproducible="yes" if wrong else True)
+        create_communicator("naive", reproducible=reproducible)
     for odd, told in [
         ({"communicator_name": "naive"}, r"communicator: flat on.*; naive on rank 1"),
         ({"allreduce_grad_dtype": "float16"}, "allreduce_grad_dtype"),

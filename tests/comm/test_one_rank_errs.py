@@ -226,8 +226,11 @@ def test_what_one_rank_does_wrong_raises_on_all(world, kind, name, case):
     is_wrong = world.rank == case.rank
     with MAKERS[kind](world) as comm:
         for given in case.wrong:
+            argument = case.right
+            if is_wrong:
+                argument = given
             with raises_on_all(is_wrong, (case.error, TypeError), case.words):
-                case.call(getattr(comm, name), given if is_wrong else case.right)
+                case.call(getattr(comm, name), argument)
         assert comm.allreduce_obj(1) == comm.size
         check_mean(comm)
 

@@ -118,8 +118,11 @@ def test_sums_and_means_between_the_steps_of_a_mean_mix_with_nothing(world, elem
         second.add(other)
         with pytest.raises(RankMismatchError):
             comm.allreduce(np.ones(2 + comm.rank))
+        mine = 1.0
+        if comm.rank == 1:
+            mine = "a"
         with raises_on_all(comm.rank == 1, TypeError):
-            comm.allreduce("a" if comm.rank == 1 else 1.0)
+            comm.allreduce(mine)
         finish(second)
         same(comm.allreduce(np.full(5, 1.0)), np.full(5, 1.0 * comm.size))
         finish(first)

@@ -57,9 +57,10 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 def fits(difference: str, pattern: str) -> bool:
     """Whether a line of `differences` is of the pattern: of a path, or with both values."""
     path, colon, values = difference.partition(": ")
-    return fnmatchcase(
-        path + colon + values if colon in pattern else path, plain(pattern)
-    )
+    found = path
+    if colon in pattern:
+        found = path + colon + values
+    return fnmatchcase(found, plain(pattern))
 
 
 def plain(pattern: str) -> str:

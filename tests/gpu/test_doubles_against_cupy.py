@@ -122,7 +122,11 @@ def members(objects):
         here = at(objects, path)
         if not isinstance(here, FunctionType | np.ndarray):
             holds_names = isinstance(here, ModuleType | SimpleNamespace | type)
-            names = vars(here if holds_names else type(here))
+            if holds_names:
+                holder = here
+            else:
+                holder = type(here)
+            names = vars(holder)
             yield from (f"{path}.{name}" for name in names if not name.startswith("_"))
 
 

@@ -39,8 +39,11 @@ def test_arrays_here_on_gpus_and_there_on_the_host_are_told(
     if verb == "allreduce_grad":
         told = r"/w float32 \(3,\) on rank 0; .*/w float32 \(3,\) on a GPU on rank"
     with create_communicator(name) as comm:
+        array = host
+        if comm.rank:
+            array = put(host)
         with pytest.raises(RankMismatchError, match=told):
-            CALLS[verb](comm, put(host) if comm.rank else host)
+            CALLS[verb](comm, array)
         CALLS[verb](comm, put(host))
         assert_mean(comm)
 
@@ -51,14 +54,20 @@ def test_a_rank_without_arrays_takes_part_wherever_the_others_have_theirs(
     one = np.ones(3, "f4")
     with create_communicator("hierarchical") as comm:
         is_first = comm.rank == 0
-        found = comm.allgather(put(one) if is_first else ())
+        given = ()
+        if is_first:
+            given = put(one)
+        found = comm.allgather(given)
         assert [gpus.on_gpu(each) for each in found[:1]] == [True]
         assert found[1] == ()
         for call, given in (
             (comm.bcast, put(one)),
             (comm.scatter, [put(one)] * comm.size),
         ):
-            assert gpus.on_gpu(call(given if is_first else None))
+            array = None
+            if is_first:
+                array = given
+            assert gpus.on_gpu(call(array))
 
 
 def test_pure_nccl_refuses_numpy_gradients(world, one_each):

@@ -215,8 +215,14 @@ def test_running_statistics_are_chainers_and_the_same_bits_on_all_ranks(comm, ra
 def test_a_wrong_input_on_one_rank_raises_on_all(comm, wrong, error, text):
     link = MultiNodeBatchNormalization(3, comm)
     right = np.ones((2, 3), "f")
-    with pytest.raises(error if comm.rank == 0 else PeerError, match="rank 0.*" + text):
-        link(wrong if comm.rank == 0 else right)
+    raised = PeerError
+    if comm.rank == 0:
+        raised = error
+    x = right
+    if comm.rank == 0:
+        x = wrong
+    with pytest.raises(raised, match="rank 0.*" + text):
+        link(x)
     assert_array_equal(link.avg_var, np.ones(3))
     link(right)
 

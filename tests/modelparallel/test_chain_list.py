@@ -86,7 +86,11 @@ def test_any_graph(comm, examples):
 )
 def test_a_copy_works_beside_the_original(comm, duplicate):
     model = MultiNodeChainList(comm)
-    for route in [(None, 1), (1, None)] if comm.rank == 0 else [(0, 0)]:
+    if comm.rank == 0:
+        neighbours = [(None, 1), (1, None)]
+    else:
+        neighbours = [(0, 0)]
+    for route in neighbours:
         model.add_link(L.Linear(2, 2), *route)
     models = [model, duplicate(model)]
     for each in models:

@@ -162,7 +162,10 @@ def test_others_need_not_give_anything_to_have_a_way_back(comm, function):
     """The root's gradient counts what ranks did with values that they got from it alone."""
     root = comm.size - 1
     x = Variable(np.ones((comm.size, 2)))
-    y = function(comm, x if comm.rank == root else None, root)
+    given = None
+    if comm.rank == root:
+        given = x
+    y = function(comm, given, root)
     F.sum(y * (comm.rank + 1)).backward()
     if comm.rank == root:
         factors = np.arange(comm.size)[:, None] + 1
@@ -204,7 +207,10 @@ def test_integers_travel_and_have_no_gradient(comm):
     x = Variable(np.ones((2, 3), "f"))
     label = Variable(np.array([1, 0], np.int32))
     first, *_ = ys = alltoall(comm, [x, *[label] * (comm.size - 1)])
-    assert first.dtype == (np.int32 if comm.rank else np.float32)
+    dtype = np.float32
+    if comm.rank:
+        dtype = np.int32
+    assert first.dtype == dtype
     if comm.rank == 0:
         F.sum(sum(ys)).backward()
     else:
@@ -229,8 +235,15 @@ def test_a_wrong_argument_on_one_rank_raises_on_all(comm, function, wrong, error
     right = ONE
     if function in (scatter, reduce_scatter):
         right = [ONE] * comm.size
-    with pytest.raises(error if comm.rank == 0 else PeerError, match=f"rank 0.*{text}"):
-        function(comm, *(wrong if comm.rank == 0 else (right,)))
+    raised = PeerError
+    if comm.rank == 0:
+        raised = error
+    if comm.rank == 0:
+        arguments = wrong
+    else:
+        arguments = (right,)
+    with pytest.raises(raised, match=f"rank 0.*{text}"):
+        function(comm, *arguments)
     usable(comm)
 
 
@@ -275,8 +288,11 @@ MISMATCHES = [
 @pytest.mark.parametrize(("first", "others", "text"), MISMATCHES)
 @WITH_THIRD_PARTY
 def test_calls_that_differ_raise_on_all(comm, first, others, text):
+    call = first
+    if comm.rank:
+        call = others
     with pytest.raises(RankMismatchError, match=text):
-        (others if comm.rank else first)(comm)
+        (call)(comm)
     usable(comm)
 
 

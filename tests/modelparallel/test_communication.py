@@ -40,7 +40,10 @@ def test_sends_and_collectives_keep_their_order(comm, deeper):
     """Visited by depth alone, one rank would wait in `send`, the other in `allreduce`."""
     x = Variable(np.arange(3.0))
     z = Variable(np.arange(3.0))
-    total = allreduce(comm, F.identity(F.identity(z)) if comm.rank == deeper else z)
+    given = z
+    if comm.rank == deeper:
+        given = F.identity(F.identity(z))
+    total = allreduce(comm, given)
     loss = F.sum(total)
     if comm.rank == 0:
         loss = pseudo_connect(send(F.identity(x), comm, 1), loss)

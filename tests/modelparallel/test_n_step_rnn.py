@@ -73,7 +73,10 @@ def test_states_and_their_gradients_cross_ranks(comm, kind, own):
     for rank, link in enumerate(links):
         *states, ys = link(*states, sequences(rank))
         losses.append(loss_of([ys]))
-    (loss_of([*states, ys]) + (sum(losses[:-1]) if own else 0)).backward()
+    own_losses = 0
+    if own:
+        own_losses = sum(losses[:-1])
+    (loss_of([*states, ys]) + own_losses).backward()
 
     last = comm.rank == comm.size - 1
     rank_in = None

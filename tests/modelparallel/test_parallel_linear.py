@@ -103,7 +103,11 @@ def test_a_pair_is_differentiated_twice_as_in_one_process(comm, random, gathered
     rows = part(comm, 9)
     every = slice(None)
     x = Variable(random.standard_normal((3, 4)))
-    assert first(x).shape == (3, 9 if gathered else rows.stop - rows.start)
+    if gathered:
+        width = 9
+    else:
+        width = rows.stop - rows.start
+    assert first(x).shape == (3, width)
     found = penalized(first, second, x)
     expected = penalized(*alone, x)
     parts = (every, rows, rows, (every, rows), every)
@@ -142,9 +146,15 @@ def test_a_wrong_input_on_one_rank_raises_on_all(comm, is_parallel, wrong):
     link = ColumnParallelLinear(7, 5, comm)
     if is_parallel is not None:
         link = RowParallelLinear(7, 5, comm, input_is_parallel=is_parallel)
-    right = np.ones((2, link.W.shape[1] if is_parallel else 7), "f")
+    width = 7
+    if is_parallel:
+        width = link.W.shape[1]
+    right = np.ones((2, width), "f")
+    x = right
+    if comm.rank == 0:
+        x = wrong
     with pytest.raises((TypeError, InvalidType, PeerError, RankMismatchError)):
-        link(wrong if comm.rank == 0 else right)
+        link(x)
     link(right)
 
 
@@ -249,8 +259,11 @@ def test_replicas_that_part_raise_at_the_next_step_on_all_ranks(
 @EACH
 def test_inputs_that_differ_raise_on_all_ranks(comm, random, kind, spoil, text):
     x = random.standard_normal((3, 6)).astype("f")
+    given = x
+    if comm.rank == 0:
+        given = spoil(x)
     with pytest.raises(RankMismatchError, match=text):
-        kind(6, 6, comm, initialW=1)(spoil(x) if comm.rank == 0 else x)
+        kind(6, 6, comm, initialW=1)(given)
 
 
 @pytest.mark.sizes(2, 3, 4)

@@ -27,7 +27,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def _execution(item: pytest.Item) -> str:
     world = item.config.pluginmanager.getplugin("chainermn-world")
-    return f"{world.size if world else 0}:{node_of_item(item)}"
+    size = 0
+    if world:
+        size = world.size
+    return f"{size}:{node_of_item(item)}"
 
 
 class Recorder:

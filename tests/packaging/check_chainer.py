@@ -258,9 +258,10 @@ def main():
 
 def outcome(name):
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "error" if name.endswith("without_deprecation") else "ignore"
-        )
+        action = "ignore"
+        if name.endswith("without_deprecation"):
+            action = "error"
+        warnings.simplefilter(action)
         # Python 3.12's own.
         warnings.filterwarnings("ignore", message=".*multi-threaded.*fork")
         try:

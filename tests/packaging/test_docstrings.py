@@ -60,7 +60,10 @@ def documentation(name):
         thing = getattr(named()[owner], method)
     else:
         thing = named()[name]
-    parts = [thing, *([vars(thing).get("__init__")] if inspect.isclass(thing) else [])]
+    made = []
+    if inspect.isclass(thing):
+        made = [vars(thing).get("__init__")]
+    parts = [thing, *made]
     return "\n".join(inspect.getdoc(part) or "" for part in parts if part)
 
 

@@ -46,7 +46,11 @@ def install(installer, env, *what):
             "--force-reinstall",
             *what,
         ]
-        env.run(*command, env=None if isolated else {"PIP_BUILD_CONSTRAINT": ""})
+        if isolated:
+            variables = None
+        else:
+            variables = {"PIP_BUILD_CONSTRAINT": ""}
+        env.run(*command, env=variables)
     else:
         env.install("--no-deps", "--reinstall", *what)
 

@@ -107,7 +107,11 @@ def test_a_module_is_reached_from_the_package_without_an_import_of_its_own():
 @pytest.mark.parametrize("how", ["import chainermn.{}", "from chainermn.{} import {}"])
 def test_what_is_left_out_says_so_and_what_to_use_instead(path, remedy, how):
     parent, _, name = path.rpartition(".")
-    statement = how.format(*((parent, name) if "from" in how else (path,)))
+    if "from" in how:
+        words = (parent, name)
+    else:
+        words = (path,)
+    statement = how.format(*words)
     words = rf"^chainermn\.{path} is left out: .*{remedy}"
     with pytest.raises(ImportError, match=words) as caught:
         exec(statement)

@@ -117,9 +117,12 @@ def test_ranks_that_were_not_compared_get_rank_0s_state(naive, tmp_path, why):
     model = noisy(naive.rank)
     sgd = SGD()
     mpi_comm = naive.mpi_comm.Dup()
+    color = 0
+    if why == "loaded alone":
+        color = naive.rank
     with (
         create_communicator("naive", mpi_comm) as everyone,
-        everyone.split(naive.rank if why == "loaded alone" else 0, 0) as comm,
+        everyone.split(color, 0) as comm,
     ):
         mpi_comm.Free()  # as its user may
         optimizer = create_multi_node_optimizer(sgd, everyone).setup(model)

@@ -55,7 +55,10 @@ def test_a_second_job_is_refused_on_all_ranks(naive, folder, monkeypatch, call):
             file.flush()
             fcntl.flock(file, fcntl.LOCK_EX)
         before = contents(naive, folder)
-        with pytest.raises(PeerError if naive.rank else ValueError, match=text):
+        error = ValueError
+        if naive.rank:
+            error = PeerError
+        with pytest.raises(error, match=text):
             getattr(checkpointer, call)(*arguments)
         assert contents(naive, folder) == before
     naive.allgather_obj(None)

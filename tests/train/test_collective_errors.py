@@ -68,7 +68,10 @@ def test_values_that_are_too_large_for_a_handshake_arrive(comm):
     """Of some ranks only; a handshake is made for some kilobytes."""
     large = 1 << 20
     last = comm.size - 1
-    mine = bytes(large if comm.rank == last else 3)
+    size = 3
+    if comm.rank == last:
+        size = large
+    mine = bytes(size)
     found = allgather_checked(comm, "test", lambda: mine)
     assert [len(each) for each in found] == [3] * last + [large]
     assert bcast_checked(comm, "test", lambda: mine, last) == bytes(large)

@@ -57,7 +57,10 @@ def test_the_result_is_that_of_all_examples(naive, batch, count):
     """Whatever the length of a batch, also where ranks have no examples."""
     examples = EXAMPLES[:count]
     result = evaluated(naive, examples, batch)
-    assert_close(result, truth(examples) if count else {})
+    expected = {}
+    if count:
+        expected = truth(examples)
+    assert_close(result, expected)
 
 
 def test_a_batch_counts_by_its_length_and_not_by_that_of_its_columns(comm):
@@ -180,13 +183,21 @@ def test_results_without_a_mean_are_told_on_all_ranks(comm):
     error = PeerError
     if comm.rank == 0:
         error = TypeError
+    if comm.rank == 0:
+        returned = None
+    else:
+        returned = {"score": 1.0}
     with pytest.raises(error, match=r"must return a dict .*not None"):
-        returning(None if comm.rank == 0 else {"score": 1.0}, comm)
+        returning(returned, comm)
     if comm.size > 1:
         with pytest.raises(ValueError, match=r"'pair' in shapes .*\(2,\), \(3,\)"):
             returning({"fine": 1.0, "pair": np.ones(min(comm.rank, 1) + 2)}, comm)
+        if comm.rank == 1:
+            examples = None
+        else:
+            examples = serial([1])
         with pytest.raises(ValueError, match=r"'score', in rank order: \[1, None"):
-            returning({"score": 0.0}, comm, None if comm.rank == 1 else serial([1]))
+            returning({"score": 0.0}, comm, examples)
 
 
 def test_wrong_arguments_are_named(naive):

@@ -40,9 +40,10 @@ PROPERTIES = [
 def of_master(comm, iterator, master=0):
     """A multi-node iterator, of `iterator` at the master and of nothing elsewhere."""
     master %= comm.size
-    return create_multi_node_iterator(
-        iterator if comm.rank == master else None, comm, master
-    )
+    given = None
+    if comm.rank == master:
+        given = iterator
+    return create_multi_node_iterator(given, comm, master)
 
 
 def of_last(iterator, comm):
@@ -110,7 +111,10 @@ def test_an_error_in_making_a_batch_or_on_its_way_is_raised_on_all_ranks(comm, w
     iterator = of_master(comm, serial([0, Awkward(where)], 1, shuffle=False))
     assert next(iterator) == [0]
     fails_here = (comm.rank == 0) == (where == "there")
-    with pytest.raises(ValueError if fails_here else PeerError, match="does not "):
+    error = PeerError
+    if fails_here:
+        error = ValueError
+    with pytest.raises(error, match="does not "):
         next(iterator)
     if where == "there":  # else a rank has not heard of it
         properties(comm, iterator)
@@ -131,7 +135,10 @@ def test_an_error_in_a_worker_process_is_raised_on_all_ranks(naive):
     with pytest.raises(expected, match="an example raised an error in a worker"):
         next(iterator)
     iterator.finalize()
-    with pytest.raises(AttributeError if naive.rank == 0 else PeerError):
+    error = PeerError
+    if naive.rank == 0:
+        error = AttributeError
+    with pytest.raises(error):
         next(iterator)
 
 

@@ -51,7 +51,10 @@ def test_killed_at_random_moments_and_resumed_by_other_ranks(
     reached = 0
     for number in range(moments):
         size = draw.choice(SIZES)
-        seconds = draw.uniform(0, 0.05 if number % 2 else 0.4)
+        most = 0.4
+        if number % 2:
+            most = 0.05
+        seconds = draw.uniform(0, most)
         killed = run(size, out, background, draw.randrange(size), seconds)
         (begin,) = re.findall(r"^BEGIN (\d+)", killed.out, re.M)
         assert int(begin) >= reached, (number, size, killed)

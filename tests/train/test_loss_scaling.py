@@ -73,7 +73,10 @@ def test_chainers_own_update_is_followed_bit_by_bit(naive):
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_that_scale_differently_are_told(comm, kind):
     optimizer = exchanging(kind, comm, SGD(), Model(0))
-    optimizer.set_loss_scale(8.0 if comm.rank else 4.0)
+    scale = 4.0
+    if comm.rank:
+        scale = 8.0
+    optimizer.set_loss_scale(scale)
     words = r"loss_scale of the loss scale .*: 4 on rank 0; 8 on rank"
     with pytest.raises(RankMismatchError, match=words):
         update(optimizer)
@@ -92,7 +95,10 @@ def test_an_integer_is_the_same_scale():
     with written_down("naive") as (comm, calls):
         optimizer = exchanging("synchronous", comm, SGD(), Model(0))
         update(optimizer)  # else all get rank 0's
-        optimizer.set_loss_scale(128 if comm.rank else 128.0)
+        scale = 128.0
+        if comm.rank:
+            scale = 128
+        optimizer.set_loss_scale(scale)
         update(optimizer, 2)
         calls.clear()
         update(optimizer)

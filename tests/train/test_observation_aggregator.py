@@ -36,7 +36,10 @@ def test_values_are_kept_until_the_trigger_fires_and_then_reduced_in_any_way(com
     assert calls == []
     observed(aggregator, 2, x=chainer.Variable(np.ones(2, np.float32)))
     expected = [([{"a": [1]}, np.ones(2, np.float32)],) * comm.size]
-    assert alike([tuple(each) for each in calls], expected if comm.rank == 0 else [])
+    expected_calls = []
+    if comm.rank == 0:
+        expected_calls = expected
+    assert alike([tuple(each) for each in calls], expected_calls)
 
 
 def test_the_mean_is_over_values_and_reaches_ranks_that_observed_none(comm):
@@ -50,7 +53,10 @@ def test_the_mean_is_over_values_and_reaches_ranks_that_observed_none(comm):
         mine = {}
         if values:
             mine = {"x": values.pop(0)}
-        assert observed(aggregator, number, **mine) == (expected if number == 2 else {})
+        seen = {}
+        if number == 2:
+            seen = expected
+        assert observed(aggregator, number, **mine) == seen
 
 
 def test_arrays_are_combined_and_kept_as_they_were_observed(comm, tmp_path):
@@ -93,9 +99,13 @@ def test_the_mean_has_the_type_of_what_is_observed(comm, value, mean):
 def test_what_is_no_number_on_one_rank_is_told_on_all(comm):
     aggregator = ObservationAggregator(comm, "x")
     last = comm.size - 1
-    with pytest.raises(
-        TypeError if comm.rank == last else PeerError, match="'x' as str"
-    ):
-        observed(aggregator, x="one" if comm.rank == last else 1.0)
+    error = PeerError
+    if comm.rank == last:
+        error = TypeError
+    x = 1.0
+    if comm.rank == last:
+        x = "one"
+    with pytest.raises(error, match="'x' as str"):
+        observed(aggregator, x=x)
     # What could not be sent is gone.
     assert observed(aggregator, 2, x=1.0) == {"x": 1.0}

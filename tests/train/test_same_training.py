@@ -440,7 +440,10 @@ def layers(count, *more):
 
 
 def of(name, *made):
-    return Case(OPTIMIZERS[name], layers=made[0] if made else None)
+    layers = None
+    if made:
+        layers = made[0]
+    return Case(OPTIMIZERS[name], layers=layers)
 
 
 NORM = L.BatchNormalization(3)

@@ -215,7 +215,10 @@ def test_rows_without_a_place_or_that_fail_are_an_error_on_all(
     with monkeypatch.context() as patch:
         if comm.rank == FAILURES[function]:
             error = OSError
-            patch.setattr(function, Broken if "open" in function else fail)
+            planted = fail
+            if "open" in function:
+                planted = Broken
+            patch.setattr(function, planted)
         with pytest.raises(error, match=r"no place for .*TMPDIR|is broken"):
             scatter_dataset(whole, comm, shuffle=True)
     assert arrives(comm, whole)
@@ -244,7 +247,10 @@ def test_an_unsplittable_data_set_is_pickled_once_for_each_rank(comm):
     whole = Counted()
     Counted.pickled = Counted.made = 0
     assert arrives(comm, TupleDataset(whole, whole))
-    assert Counted.pickled == (comm.size - 1 if comm.rank == 0 else 0)
+    count = 0
+    if comm.rank == 0:
+        count = comm.size - 1
+    assert Counted.pickled == count
     assert Counted.made == (comm.rank > 0)
 
 
@@ -285,7 +291,10 @@ def test_workers_read_the_same_memory(naive):
 def test_a_shared_data_set_lies_once_on_a_machine(comm, root):
     root %= comm.size
     whole = TupleDataset(rows(17), list(range(17)), Counted())
-    shared = share_dataset(whole if comm.rank == root else None, comm, root)
+    given = None
+    if comm.rank == root:
+        given = whole
+    shared = share_dataset(given, comm, root)
     assert all(map(alike, shared, whole))
     places = comm.allgather_obj((comm.inter_rank, lies_in(shared[0][0])))
     assert len(set(places)) == comm.inter_size

@@ -36,10 +36,17 @@ def test_numbers_are_compared_whatever_their_type(naive, number, other):
         actual = SGD(mine)
         return create_multi_node_optimizer(actual, naive).setup(Model(0))
 
-    optimizer = make(number if naive.rank else float(number))
+    if naive.rank:
+        mine = number
+    else:
+        mine = float(number)
+    optimizer = make(mine)
     update(optimizer, 2)
     assert optimizer.t == 2
-    optimizer = make(other if naive.rank == 1 else number)
+    mine = number
+    if naive.rank == 1:
+        mine = other
+    optimizer = make(mine)
     text = f"lr of hyperparameters: {number:g} on .*; {other:g} on rank 1"
     with pytest.raises(RankMismatchError, match=text):
         update(optimizer)

@@ -226,7 +226,10 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
         return SimpleNamespace(used_bytes=lambda: used, free_all_blocks=lambda: None)
 
     def memcpy_async(dst: int, src: int, size: int, kind: int, stream: int) -> None:
-        gpu.reach(f"memcpyAsync to {'host' if kind == 2 else 'device'}")
+        target = "device"
+        if kind == 2:
+            target = "host"
+        gpu.reach(f"memcpyAsync to {target}")
         if kind == 2:
             gpu.copied_to_host += size
 

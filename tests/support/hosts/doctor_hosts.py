@@ -105,7 +105,10 @@ class Hosts:
             words = ["-c", OVER_HOSTS, str(ROOT)]
         words += ["doctor", "--json"]
         for name, value in {**given, "timeout": timeout}.items():
-            words += [f"{'-' if len(name) == 1 else '--'}{name}", str(value)]
+            dashes = "--"
+            if len(name) == 1:
+                dashes = "-"
+            words += [f"{dashes}{name}", str(value)]
         variables = {
             "OMP_NUM_THREADS": "1",
             "PATH": f"{self.folder}/bin:{sys.prefix}/bin:{os.environ['PATH']}",

@@ -86,7 +86,10 @@ def of_world(items: list[pytest.Item], tier: Tier, size: int) -> set[pytest.Item
 def possible_sizes(item: pytest.Item) -> set[int]:
     """The numbers of ranks on which the full tier runs this test."""
     sizes = item.get_closest_marker("sizes")
-    return set(FULL_SIZES).intersection(sizes.args if sizes else FULL_SIZES)
+    asked = FULL_SIZES
+    if sizes:
+        asked = sizes.args
+    return set(FULL_SIZES).intersection(asked)
 
 
 def sizes_of(items: Iterable[pytest.Item]) -> dict[pytest.Item, set[int]]:
@@ -129,7 +132,10 @@ def _asked_sizes(item: pytest.Item) -> set[int]:
     """What its markers ask for in the first two tiers: `sizes` says where it makes sense."""
     ranks = item.get_closest_marker("ranks")
     possible = possible_sizes(item)
-    return possible.intersection(ranks.args if ranks else DEFAULT_SIZES) or possible
+    asked = DEFAULT_SIZES
+    if ranks:
+        asked = ranks.args
+    return possible.intersection(asked) or possible
 
 
 @functools.cache

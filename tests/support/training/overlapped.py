@@ -213,7 +213,10 @@ class Streams:
 
         def record_it(*_: Any, **__: Any) -> Any:
             is_main = threading.current_thread() is threading.main_thread()
-            (self.main if is_main else self.thread).append(what)
+            done = self.thread
+            if is_main:
+                done = self.main
+            done.append(what)
             return mock.DEFAULT
 
         return record_it

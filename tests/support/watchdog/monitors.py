@@ -82,11 +82,14 @@ class SimulatedRank:
         self.waits = True
 
     def read(self, now: float, awake_since: float = 0.0, stacks: str = "") -> Rank:
+        state = IDLE
+        if self.waits:
+            state = COLLECTIVE
         call = Call(
             communicator=1,
             rank=self.world,
             size=self.size,
-            state=COLLECTIVE if self.waits else IDLE,
+            state=state,
             age=now - self.since,
             sequence=self.call,
             nbytes=0,
