@@ -31,40 +31,42 @@ from .signatures import mismatch_error, view_of
 
 
 class CommunicatorBase(ABC):
-    """What the wrappers of ChainerMN need of a communicator.
+    """The interface of a communicator, which ChainerMN's wrappers use.
 
-    The abstract members are those that ChainerMN 1.3 documents; a class that lacks one
-    cannot be instantiated. The others are composed of these; a subclass may define them
-    to be faster.
+    The abstract members are those that ChainerMN 1.3 documents. A class that lacks one
+    of them can't be instantiated. All other members are composed of abstract ones, and a
+    subclass may replace them by faster ones.
 
     A *collective* method must be called by all ranks of the communicator, in the same
-    order; the others involve only this rank, or one other. An *array* is anything that
-    NumPy can put in a buffer: any shape, memory order and dtype but ``object``; a
-    scalar; or a tuple or list of arrays, which arrives as a tuple. Arrays arrive in the
-    shape and dtype that were sent; unless a method says otherwise, those of ranks may
-    differ in both. Methods ending in ``_obj`` send any picklable object. A *model* is
-    anything with ``namedparams()``, whose parameters have ``data`` and ``grad``; names,
-    shapes and dtypes are equal on all ranks.
+    order. Any other method involves only this rank, or one other rank.
 
-    ``root`` is one of the ranks, the same on all of them; ``source`` or ``dest`` is one
-    other rank. ``tag`` is an int from 0 on: a message is received with the tag with
-    which it was sent.
+    An *array* is an array of NumPy or CuPy with any shape, memory order and dtype but
+    ``object``; a scalar; or a tuple or list of arrays, which arrives as a tuple. Arrays
+    arrive with the shape and dtype that were sent. Shapes and dtypes may differ between
+    ranks, unless a method says otherwise. Methods that end in ``_obj`` send any
+    picklable object. A *model* is anything with ``namedparams()`` whose parameters have
+    ``data`` and ``grad``. Names, shapes and dtypes of its parameters are equal on all
+    ranks.
 
-    Where an argument isn't as a method describes it, or pickling or unpickling fails,
-    the rank raises TypeError, ValueError, or what pickle raises; :meth:`send` and the
-    like have sent nothing then. A collective method raises on every rank: the others
-    raise PeerError, which names the rank and says why. All raise RankMismatchError
-    where they call different methods, or where roots, names, or shapes and dtypes
-    differ that must be equal, or some ranks' arrays are on GPUs and other ranks' in host
-    memory; the text says where in the script each rank called. The communicator can be
-    used afterwards. After
-    :meth:`finalize` a method that communicates raises FinalizedError.
+    ``root`` is a rank, the same on all ranks. ``source`` and ``dest`` are another rank.
+    ``tag`` is an int from 0 on; a message is received with the tag with which it was
+    sent.
+
+    If an argument isn't as a method describes it, or pickling or unpickling fails, the
+    rank raises TypeError, ValueError or pickle's error. In :meth:`send` and the like,
+    nothing has been sent then. In a collective method all other ranks raise PeerError,
+    which names the rank and its error. All ranks raise RankMismatchError if they call
+    different methods; if roots, names, shapes or dtypes differ that must be equal; or if
+    arrays are on GPUs on some ranks and in host memory on others. The text says where in
+    the script each rank called. The communicator can be used afterwards. After
+    :meth:`finalize`, a method that communicates raises FinalizedError.
 
     Attributes:
-        reserved_tag: tag of messages between the library's own functions, such as the gradients
-            that ``functions.recv`` sends back by :meth:`send_with_metadata`. Communicators made by
-            ``create_communicator`` have one that :meth:`send` and :meth:`recv` refuse; elsewhere
-            it is the greatest tag that every MPI has, less one, and not for users.
+        reserved_tag: the tag of messages between the library's own functions, such as
+            gradients that ``functions.recv`` sends back by :meth:`send_with_metadata`.
+            :meth:`send` and :meth:`recv` of ``create_communicator``'s communicators
+            refuse it. In other classes it is the largest tag that every MPI has, less
+            one, and users must not use it.
     """
 
     reserved_tag: int = 32766
@@ -111,32 +113,34 @@ class CommunicatorBase(ABC):
     def intra_size(self) -> int:
         """Number of ranks on this node.
 
-        Collective, and raises what :meth:`allgather_obj` raises, unless a subclass
-        knows the number, as the communicators of ``create_communicator`` do.
+        Collective, and raises what :meth:`allgather_obj` raises. The communicators of
+        ``create_communicator`` know the number, so there it is not collective.
         """
         return self.allgather_obj(self.inter_rank).count(self.inter_rank)
 
     @property
     def mpi_comm(self) -> Any:
-        """The mpi4py communicator that the user passed; AttributeError where there is none."""
+        """The mpi4py communicator that the user passed; AttributeError if there is none."""
         raise AttributeError(f"{type(self).__name__} is not built on mpi4py")
 
     def split(self, color: int, key: int) -> CommunicatorBase:
         """Divide the communicator into groups (collective).
 
-        Without it, in a subclass, ``share_dataset`` and gradients that travel beside the
-        computing raise NotImplementedError.
+        If a subclass doesn't define this method, ``share_dataset`` and gradients that
+        travel during computing raise NotImplementedError.
 
         Args:
-            color: an int from 0 on; the ranks that pass the same one form a group.
-            key: an int that orders the ranks within the group; ties keep the order of
-                ranks.
+            color: an int from 0 on; ranks that pass the same color form a group.
+            key: an int that orders the ranks in the group. Ranks with equal keys keep
+                their order.
 
         Returns:
-            The communicator of this rank's group, with this one's settings.
+            The communicator of this rank's group, with the settings of this
+            communicator.
 
         Raises:
-            CommunicationError: on all ranks, if MPI has no room for another communicator.
+            CommunicationError: MPI has no room for another communicator; raised on all
+                ranks.
         """
         raise NotImplementedError(f"{type(self).__name__} has no split")
 
@@ -148,10 +152,10 @@ class CommunicatorBase(ABC):
 
     @abstractmethod
     def recv(self, source: int, tag: int) -> Any:
-        """Return, as a new array, what rank ``source`` sends with :meth:`send` and this ``tag``.
+        """Return, as a new array, what rank ``source`` sends by :meth:`send` with this ``tag``.
 
-        TypeError is raised if it sent an object (:meth:`send_obj`), which is then
-        discarded.
+        If the rank sent an object by :meth:`send_obj`, the object is discarded, and
+        TypeError is raised.
         """
 
     def send_with_metadata(
@@ -164,14 +168,14 @@ class CommunicatorBase(ABC):
     ) -> None:
         """Send arrays with metadata to rank ``dest``, which calls :meth:`recv_with_metadata`.
 
-        Cheaper than sending one array more.
+        This is cheaper than sending one more array.
 
         Args:
-            metadata: some kilobytes at most, since they are copied.
+            metadata: bytes, which are copied: some kilobytes at most.
             data: a tuple of arrays, which may be empty.
-            dest: the rank that receives it.
-            tag: one as for :meth:`send`, or ``reserved_tag``.
-            label: what the call is made for, for the watchdog's reports.
+            dest: the receiving rank.
+            tag: a tag as for :meth:`send`, or ``reserved_tag``.
+            label: the purpose of the call, for the watchdog's reports.
         """
         check_metadata(metadata, data, self.rank)
         self.send((np.frombuffer(metadata, np.uint8), *data), dest, tag)
@@ -179,10 +183,13 @@ class CommunicatorBase(ABC):
     def recv_with_metadata(
         self, source: int, tag: int, label: str = ""
     ) -> tuple[bytes, tuple[Any, ...]]:
-        """Receive what rank ``source`` sends with :meth:`send_with_metadata` and this ``tag``.
+        """Receive what rank ``source`` sends by :meth:`send_with_metadata` with this ``tag``.
 
-        Return the metadata and a tuple of arrays. TypeError is raised if it sent
-        something else, which is then discarded. ``label`` is as it is there.
+        ``label`` is the purpose of the call, for the watchdog's reports. If the rank
+        sent something else, its message is discarded, and TypeError is raised.
+
+        Returns:
+            The metadata and a tuple of arrays.
         """
         found = self.recv(source, tag)
         head = found[0] if isinstance(found, tuple) and found else None
@@ -198,23 +205,25 @@ class CommunicatorBase(ABC):
     def bcast(self, data: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
         """Return the array ``data`` of ``root`` on every rank (collective).
 
-        What other ranks pass is ignored. ``max_buf_len`` is accepted for scripts of
-        ChainerMN 1.3; sizes have no limit.
+        The ``data`` of other ranks is ignored. ``max_buf_len`` is accepted for scripts
+        of ChainerMN 1.3, without effect: sizes have no limit.
         """
 
     @abstractmethod
     def gather(self, data: Any, root: int = 0) -> Any:
         """Collect every rank's array ``data`` at ``root`` (collective).
 
-        Return a tuple of ``size`` arrays there, in rank order, its own included; None
-        elsewhere.
+        Returns:
+            At ``root`` a tuple of ``size`` arrays in rank order, root's own included;
+            on other ranks None.
         """
 
     @abstractmethod
     def alltoall(self, xs: Sequence[Any]) -> tuple[Any, ...]:
-        """Send ``xs[i]``, of ``size`` arrays, to rank ``i``, for each ``i`` (collective).
+        """Send each of the ``size`` arrays ``xs[i]`` to rank ``i`` (collective).
 
-        Return a tuple of ``size`` arrays, the i-th from rank ``i``.
+        Returns:
+            A tuple of ``size`` arrays, the i-th from rank ``i``.
         """
 
     @abstractmethod
@@ -222,12 +231,15 @@ class CommunicatorBase(ABC):
         """Return the sum of all ranks' arrays, a new array on every rank (collective).
 
         Args:
-            data: an array of numbers, of the same shape and dtype on all ranks; a
-                bool's sum is a logical or. Of a tuple or list, each array is summed.
-            op: ``"sum"``, or ``"max"`` or ``"min"`` for the largest or smallest of each
-                element's numbers, which are real; NaN if one of them is. The same on
-                all ranks. A subclass may take it from ``super()``, which makes it of
-                :meth:`alltoall`.
+            data: an array of numbers, with the same shape and dtype on all ranks. The
+                sum of bools is a logical or. In a tuple or list, each array is summed
+                by itself.
+            op: the same on all ranks: ``"sum"``, or ``"max"`` or ``"min"`` for the
+                largest or smallest of the ranks' numbers at each element. For these two,
+                numbers are real, and the result is NaN if one of them is NaN.
+
+        A subclass may call this method by ``super()``; it is composed of
+        :meth:`alltoall`.
         """
         if isinstance(data, (tuple, list)):
             _compare_lengths(self, "allreduce", data)
@@ -237,10 +249,13 @@ class CommunicatorBase(ABC):
     def reduce_scatter(self, xs: Sequence[Any], op: str = "sum") -> Any:
         """Return the sum of all ranks' ``xs[rank]``, a new array (collective).
 
-        ``xs`` are ``size`` arrays of numbers, ``xs[i]`` for rank ``i``: of the same
-        shape and dtype on all ranks, but those for two ranks may differ. It is summed
-        in rank order, in float32 or wider, but by NCCL. ``op`` is as for
-        :meth:`allreduce`. None is a tuple.
+        Sums are taken in rank order, in float32 or wider, except by NCCL.
+
+        Args:
+            xs: ``size`` arrays of numbers, ``xs[i]`` for rank ``i``, none of them a
+                tuple. Each ``xs[i]`` has the same shape and dtype on all ranks;
+                different ``xs[i]`` may have different ones.
+            op: as for :meth:`allreduce`.
         """
         with raise_together(self.handshake, "reduce_scatter") as call:
             row = one_for_each(xs, self.rank, self.size)
@@ -254,7 +269,7 @@ class CommunicatorBase(ABC):
             return reduce(OPERATIONS[op], wide).astype(rows[0].dtype, copy=False)
 
     def allgather(self, x: Any) -> tuple[Any, ...]:
-        """Return every rank's array ``x``, a tuple in rank order, on every rank (collective)."""
+        """Return on every rank a tuple of all ranks' arrays ``x`` in rank order (collective)."""
         return self.alltoall((x,) * self.size)
 
     def handshake(
@@ -267,22 +282,20 @@ class CommunicatorBase(ABC):
     ) -> list[bytes]:
         """Check that all ranks mean the same call, and that none has failed (collective).
 
-        The cheapest exchange among all ranks, for use before or after a collective
-        operation: nothing is pickled, no array described, and a payload of up to 96
-        bytes takes no second exchange.
+        This is the cheapest exchange among all ranks, to be made before or after a
+        collective operation. A payload of up to 96 bytes takes no second exchange.
 
         Args:
             operation: the operation's name, for errors and the watchdog's reports.
-            signature: what must be equal on all ranks: tuples of a name, a str, and its
-                values. They are compared by their ``repr``, where a number of NumPy's
-                is Python's.
-            error: why this rank can't take part; None if nothing is wrong.
-            payload: bytes for the other ranks, some kilobytes at most; lengths may
+            signature: facts that must be equal on all ranks: tuples of a name (a str)
+                and its values, compared by ``repr``. NumPy's numbers count as Python's.
+            error: the reason why this rank can't take part, or None. The rank raises
+                this error, and the other ranks PeerError.
+            payload: bytes for the other ranks, some kilobytes at most. Lengths may
                 differ.
 
         Returns:
-            Every rank's payload, in rank order, on every rank. Where a rank has an
-            ``error``, it raises that itself, and the others PeerError.
+            The payloads of all ranks, in rank order.
         """
         rank = self.rank
         self._last_failure = None
@@ -315,9 +328,9 @@ class CommunicatorBase(ABC):
         raise failure
 
     def scatter(self, xs: Sequence[Any] | None, root: int = 0) -> Any:
-        """Return the array ``xs[i]``, of ``size`` that ``root`` has, on rank ``i`` (collective).
+        """Return on rank ``i`` the array ``xs[i]`` of the ``size`` arrays of ``root`` (collective).
 
-        What other ranks pass is ignored.
+        The ``xs`` of other ranks are ignored.
         """
         row = _checked_row(self, "scatter", xs, root)
         return self.bcast(tuple(row), root=root)[self.rank]
@@ -330,43 +343,44 @@ class CommunicatorBase(ABC):
 
     @abstractmethod
     def recv_obj(self, source: int, tag: int) -> Any:
-        """Return the object that rank ``source`` sends with :meth:`send_obj` and this ``tag``.
+        """Return the object that rank ``source`` sends by :meth:`send_obj` with this ``tag``.
 
-        TypeError is raised if it sent an array, which is then discarded.
+        If the rank sent an array, the array is discarded, and TypeError is raised.
         """
 
     @abstractmethod
     def bcast_obj(self, obj: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
-        """Return ``obj`` itself at ``root``, a copy of root's elsewhere (collective).
+        """Return ``obj`` itself at ``root``, and a copy of it on other ranks (collective).
 
-        What other ranks pass is ignored. ``max_buf_len`` is as for :meth:`bcast`.
+        The ``obj`` of other ranks is ignored. ``max_buf_len`` is as for :meth:`bcast`.
         """
 
     @abstractmethod
     def gather_obj(self, obj: Any, root: int = 0) -> list[Any] | None:
-        """Return every rank's ``obj``, in rank order, at ``root``; None elsewhere (collective)."""
+        """Return at ``root`` every rank's ``obj`` in rank order, elsewhere None (collective)."""
 
     @abstractmethod
     def allreduce_obj(self, obj: Any) -> Any:
-        """Return the sum (``+``) of all ranks' ``obj`` in rank order, on each rank (collective)."""
+        """Return on every rank the sum (``+``) of all ranks' ``obj`` in rank order (collective)."""
 
     def allgather_obj(self, obj: Any) -> list[Any]:
-        """Return every rank's ``obj``, in rank order, on every rank (collective)."""
+        """Return on every rank a list of all ranks' ``obj`` in rank order (collective)."""
         everybody: list[Any] = self.bcast_obj(self.gather_obj(obj))
         return everybody
 
     def scatter_obj(self, objs: Sequence[Any] | None, root: int = 0) -> Any:
-        """Return the object ``objs[i]``, of ``size`` that ``root`` has, on rank ``i`` (collective).
+        """Return on rank ``i`` the object ``objs[i]`` of ``root``'s ``size`` objects (collective).
 
-        What other ranks pass is ignored.
+        The ``objs`` of other ranks are ignored.
         """
         row = _checked_row(self, "scatter_obj", objs, root)
         return self.bcast_obj(row, root=root)[self.rank]
 
     def alltoall_obj(self, objs: Sequence[Any]) -> list[Any]:
-        """Send ``objs[i]``, of ``size`` objects, to rank ``i``, for each ``i`` (collective).
+        """Send each of the ``size`` objects ``objs[i]`` to rank ``i`` (collective).
 
-        Return a list of ``size`` objects, the i-th from rank ``i``.
+        Returns:
+            A list of ``size`` objects, the i-th from rank ``i``.
         """
         own = _checked_row(self, "alltoall_obj", objs)
         return [row[self.rank] for row in self.allgather_obj(own)]
@@ -375,26 +389,26 @@ class CommunicatorBase(ABC):
 
     @abstractmethod
     def bcast_data(self, model: Any) -> None:
-        """Overwrite the ``data`` of a model's parameters by rank 0's (collective)."""
+        """Overwrite the ``data`` of all parameters of ``model`` by rank 0's (collective)."""
 
     def broadcast_data(self, model: Any) -> None:
-        """Do and raise what ``bcast_data(model)`` does (collective): its other name."""
+        """Do what :meth:`bcast_data` does, and raise the same (collective)."""
         self.bcast_data(model)
 
     @abstractmethod
     def allreduce_grad(self, model: Any, zero_fill: bool = False) -> None:
-        """Replace each gradient of a ``model`` by its mean over ranks (collective).
+        """Replace each gradient of ``model`` by its mean over ranks (collective).
 
-        ``zero_fill`` is as for :meth:`multi_node_mean_grad`, which calls this without
-        it.
+        ``zero_fill`` is as for :meth:`multi_node_mean_grad`, which calls this method
+        without it.
         """
 
     def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
-        """Replace each gradient of a ``model`` by its mean over ranks (collective).
+        """Replace each gradient of ``model`` by its mean over ranks (collective).
 
-        Each is overwritten, or a new array takes its place. With ``zero_fill`` a
-        missing gradient (None) counts as zeros; without it, the same gradients must be
-        missing on all ranks, and they stay None.
+        Each gradient is overwritten, or a new array takes its place. With ``zero_fill``
+        a missing gradient (None) counts as zeros. Without ``zero_fill`` the same
+        gradients must be missing on all ranks, and they stay None.
         """
         if zero_fill:
             _fill_in_zeros(self, model)
@@ -406,13 +420,14 @@ class CommunicatorBase(ABC):
         operation: str = "allreduce_grad",
         channel: CommunicatorBase | None = None,
     ) -> Reducer:
-        """Return a :class:`Reducer`, for one mean of gradients in steps (not collective).
+        """Return a :class:`Reducer` for one mean of gradients in steps (not collective).
 
         Args:
             zero_fill: as for :meth:`multi_node_mean_grad`.
-            operation: what the call is made for, for errors and the watchdog's reports.
+            operation: the purpose of the call, for errors and the watchdog's reports.
             channel: a communicator of the same ranks, made by :meth:`split`, on which
-                gradients travel; another thread may use it. None for this one.
+                gradients travel and which another thread may use. None for this
+                communicator.
         """
         return Reducer(self, zero_fill, operation, channel)
 
@@ -420,10 +435,10 @@ class CommunicatorBase(ABC):
         """Return the mean of all ranks' arrays, on every rank (collective).
 
         Args:
-            sendbuf: an array of floats, of the same shape and dtype on all ranks; None
-                for that in ``recvbuf``.
-            recvbuf: an array of that shape, in the same kind of memory, into which the
-                mean is written; None for a new array.
+            sendbuf: an array of floats, with the same shape and dtype on all ranks, or
+                None for the array in ``recvbuf``.
+            recvbuf: an array of that shape in the same kind of memory, into which the
+                mean is written, or None for a new array.
         """
         if isinstance(sendbuf, (tuple, list)):
             _compare_lengths(self, "multi_node_mean", sendbuf)
@@ -444,15 +459,15 @@ class CommunicatorBase(ABC):
     # Settings and end of life.
 
     def set_config(self, name: str, value: Any = True, **kwargs: Any) -> None:
-        """Give the setting ``name`` a ``value``, the same on all ranks; see the communicator.
+        """Give the setting ``name`` a ``value``, the same on all ranks (not collective).
 
-        ValueError is raised if there is no such setting, or it can't have that value;
-        ``kwargs`` are ignored.
+        The communicator's class says which settings exist. ValueError is raised if there
+        is no such setting, or it can't have this value. ``kwargs`` are ignored.
         """
         raise ValueError(f"{type(self).__name__} has no setting {name!r}")
 
     def get_config(self, name: str | None = None) -> Any:
-        """Return the value of the setting ``name``; without one, those of all by name.
+        """Return the value of the setting ``name``, or a dict of all settings if it is None.
 
         KeyError is raised if there is no such setting.
         """
@@ -464,8 +479,8 @@ class CommunicatorBase(ABC):
         """Release what the communicator owns (collective); no other method works afterwards.
 
         Raises:
-            RankMismatchError: on all ranks, when some call another method; nothing is
-                released.
+            RankMismatchError: some ranks call another method; raised on all ranks, and
+                nothing is released.
         """
 
     # A copy of an object that holds a communicator uses the same communicator; the object
@@ -523,9 +538,9 @@ def _fill_in_zeros(comm: CommunicatorBase, model: Any) -> None:
 
 def _calling_allreduce_grad(kind: Any) -> Any:
     def multi_node_mean_grad(self: Any, model: Any, zero_fill: bool = False) -> None:
-        """Do and raise what ``allreduce_grad(model)`` does (collective).
+        """Do what ``allreduce_grad(model)`` does, and raise the same (collective).
 
-        With ``zero_fill``, missing gradients are zeros before.
+        With ``zero_fill``, missing gradients become zeros first.
         """
         if zero_fill:
             _fill_in_zeros(self, model)
@@ -536,7 +551,7 @@ def _calling_allreduce_grad(kind: Any) -> Any:
 
 def _calling_multi_node_mean_grad(kind: Any) -> Any:
     def allreduce_grad(self: Any, model: Any, zero_fill: bool = False) -> None:
-        """Do and raise what ``multi_node_mean_grad(model, zero_fill)`` does (collective)."""
+        """Do what ``multi_node_mean_grad`` does, and raise the same (collective)."""
         kind.multi_node_mean_grad(self, model, zero_fill)
 
     return allreduce_grad

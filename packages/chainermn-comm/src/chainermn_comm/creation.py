@@ -24,37 +24,36 @@ def create_communicator(
 ) -> MpiCommunicator:
     """Create a communicator (collective over ``mpi_comm``).
 
-    With more than one rank, an uncaught exception on any of them ends the whole job
-    from now on (``CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0`` refuses that). Where the ranks
-    on a node would start more BLAS threads than it has cores, their number is limited
-    from now on, and rank 0 says so (setting ``OMP_NUM_THREADS``, to any number, refuses
-    that).
+    With more than one rank, an uncaught exception on any rank ends the whole job from
+    now on, unless ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0``. If the ranks of a node would
+    start more BLAS threads than the node has cores, their number is limited from now
+    on, and rank 0 says so, unless ``OMP_NUM_THREADS`` is set.
 
     Args:
         communicator_name: the algorithm for means of gradients, see the table below.
-            All give the same bits on every rank; those of different names may differ in
-            rounding.
-        mpi_comm: an mpi4py intracommunicator, ``MPI.COMM_WORLD`` by default. It is
+            Every algorithm gives all ranks the same bits. Different algorithms may
+            differ in rounding.
+        mpi_comm: an mpi4py intracommunicator, by default ``MPI.COMM_WORLD``. It is
             duplicated and stays the caller's.
         allreduce_grad_dtype: the dtype in which gradients travel: float16, float32,
-            float64 or a bfloat16; None for each one's own. A mean outside of its range
-            may become infinite, on GPUs also the mean of a gradient outside of it. On
-            one node, means in shared memory ignore a dtype narrower than a gradient's.
-        batched_copy: accepted for scripts of ChainerMN 1.3 and without effect.
-        reproducible: whether, on the same number of ranks, the bits of means and sums
-            follow from the numbers alone: neither from which rank is on which node, nor
-            from ``communicator_name``, nor from buckets or chunks. All is summed in the
-            order of ranks. It costs nothing where all ranks are on one node, unless
-            ``allreduce_grad_dtype`` is narrower than the gradients, which are then
-            rounded to it there, too. Over several nodes each rank sends its own
-            gradients. With k ranks per node that is k times the bytes. Gradients on
-            GPUs take the way of ``flat``, through MPI.
+            float64 or a bfloat16; None for each gradient's own. A mean outside of the
+            dtype's range may become infinite; on GPUs, so may the mean of a gradient
+            outside of the range. On one node, communicators with shared memory ignore a
+            dtype that is narrower than a gradient's.
+        batched_copy: accepted for scripts of ChainerMN 1.3, without effect.
+        reproducible: whether the bits of means and sums depend only on the numbers and
+            on the number of ranks: not on the nodes of ranks, ``communicator_name``,
+            buckets or chunks. Sums are taken in the order of ranks. The option costs
+            nothing if all ranks are on one node, unless ``allreduce_grad_dtype`` is
+            narrower than the gradients, which are then rounded there, too. Over several
+            nodes each rank sends its own gradients: with k ranks per node, k times the
+            bytes. Gradients on GPUs go through MPI, as with ``flat``.
 
     ==================  ==================================================================
     ``hierarchical``    through memory that a node's ranks share; one rank of each node
                         exchanges with the other nodes
     ``two_dimensional`` the same, but as many ranks as the smallest node has exchange
-    ``single_node``     the same, and refuses more than one node
+    ``single_node``     as ``hierarchical``, but refuses more than one node
     ``non_cuda_aware``  as ``hierarchical``, but between nodes by MPI
     ``flat``            packed into chunks, straight through MPI
     ``naive``           one by one, straight through MPI
@@ -64,40 +63,39 @@ def create_communicator(
 
     Arrays on GPUs go through NCCL in a node and between nodes. Without NCCL all ranks
     raise an error, and a rank that can't be connected ends the job. Between nodes
-    ``non_cuda_aware`` uses host memory instead, and ``flat`` and ``naive`` use it
-    everywhere. Where NCCL takes all sums, a mean is enqueued on the current stream; what
-    fails then ends the job. This was tested on one GPU only.
+    ``non_cuda_aware`` uses host memory instead, and ``flat`` and ``naive`` use host
+    memory everywhere. If NCCL takes all sums, a mean is enqueued on the current stream,
+    and a later failure ends the job.
 
     Gradients travel in chunks, whose default size depends on the algorithm. The
-    environment variable ``CHAINERMN_CHUNK_BYTES`` overrides it, the same on all ranks:
-    a number of bytes, a multiple of 64 from 64 to 2^30. It is read when a communicator
-    is made; a split keeps it.
+    environment variable ``CHAINERMN_CHUNK_BYTES``, the same on all ranks, sets another
+    size: a number of bytes, a multiple of 64 from 64 to 2^30. It is read when a
+    communicator is created, and :meth:`~CommunicatorBase.split` keeps it.
 
     A call that waits for more than ten minutes is reported, with the rank that it seems
     to wait for. ``CHAINERMN_TIMEOUT``, the same on all ranks, sets another number of
-    seconds, at least 1, after which the job is ended too; 0 switches that off. One
-    small process a machine does this.
+    seconds, at least 1, after which the job also ends; 0 turns reports off. One small
+    process per machine does this.
 
-    Where ``CHAINERMN_TRACE`` names a folder, set on all ranks or on none, each rank
-    writes there what its communicators do and when; ``chainermn trace`` reads it.
+    If ``CHAINERMN_TRACE`` names a folder, on all ranks or on none, each rank writes there
+    what its communicators do and when; ``chainermn trace`` reads it.
 
     Returns:
         The communicator. Release it with ``finalize()`` or a ``with`` block.
 
     Raises:
-        TypeError: ``mpi_comm`` is no mpi4py intracommunicator, or COMM_NULL.
-        ValueError: there is no such communicator or dtype; an environment variable is
-            malformed;
-            ``reproducible`` is no bool, or asked of a communicator that isn't the
-            library's own; ``single_node`` on several nodes; or ``pure_nccl`` where
-            there is no CuPy, GPU or NCCL.
-        RuntimeError: no MPI library can be loaded; MPI knows of this rank alone, and
-            the launcher has started several; MPI has not been initialized, since
+        TypeError: ``mpi_comm`` is no mpi4py intracommunicator, or is COMM_NULL.
+        ValueError: the communicator's name or the dtype is unknown; an environment
+            variable is malformed; ``reproducible`` is no bool, or the communicator isn't
+            the library's own and can't be reproducible; ``single_node`` has ranks on
+            several nodes; ``pure_nccl`` lacks CuPy, a GPU or NCCL.
+        RuntimeError: no MPI library can be loaded; MPI knows of this rank alone, but
+            the launcher has started several; MPI has not been initialized, because
             ``mpi4py.rc.initialize`` is False, or has been finalized; or this is a worker
-            process of a rank, where MPI can't be started.
+            process of a rank, in which MPI can't be started.
         CommunicationError: MPI has no room for another communicator.
         PeerError: another rank has one of these errors.
-        RankMismatchError: on all ranks, when they ask for different communicators.
+        RankMismatchError: ranks ask for different communicators; raised on all ranks.
     """
     warn_of_small_shm()
     require_running_mpi()

@@ -17,10 +17,10 @@ class CommunicationError(RuntimeError):
 
 
 class RankMismatchError(CommunicationError, ValueError):
-    """Ranks called different operations, or the same one with arguments that don't fit.
+    """Ranks called different operations, or one operation with arguments that don't fit together.
 
     Attributes:
-        entry: the name of what differs, as in the message; empty where the message names nothing.
+        entry: the name of what differs, as in the message, or an empty string.
     """
 
     def __init__(self, message: str = "", entry: str = "") -> None:
@@ -32,13 +32,13 @@ class RankMismatchError(CommunicationError, ValueError):
 class PeerError(CommunicationError):
     """Another rank has an error and can't take part in this collective operation.
 
-    That rank raises its error itself; the others raise this one, whose text names the
+    That rank raises its own error. All others raise a PeerError, whose text names the
     rank and its error.
     """
 
 
 class FinalizedError(CommunicationError):
-    """A communicator was used after its ``finalize``; raised on the rank that does so."""
+    """A communicator was used after its ``finalize``; raised on the rank that used it."""
 
 
 class raise_together:

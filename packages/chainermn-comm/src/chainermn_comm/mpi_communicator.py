@@ -54,7 +54,7 @@ LARGEST_INT = 2**31 - 1
 
 
 def takes_second_as_root(method: Method) -> Method:
-    """Decorate `bcast`, which can't see whether ``max_buf_len`` was passed by its name."""
+    """Decorate `bcast`, which can't see whether ``max_buf_len`` was passed by name."""
 
     @wraps(method)
     def call(self: Any, *args: Any, **named: Any) -> Any:
@@ -70,25 +70,29 @@ def takes_second_as_root(method: Method) -> Method:
 class MpiCommunicator(CommunicatorBase):
     """A communicator over MPI, for NumPy and CuPy arrays.
 
-    Made by :func:`chainermn_comm.create_communicator`, or by its class, which raises
-    the same. Where a subclass defines ``multi_node_mean_grad`` or ``allreduce_grad``,
-    optimizers call that. Arrays received are new ones; a rank's own is copied, but
-    ``bcast``'s root may get it back. CuPy's travel in the order of the current streams,
-    and arrive on the receiver's current device. Where NCCL takes gradients, it also
-    takes them (not ``send``'s), if those of all ranks are on GPUs and of dtypes that it
-    sums as NumPy does; else they are copied through host memory. Where CUDA fails in
-    that, a collective method raises ``CommunicationError`` on all ranks; ``send`` does
-    on its rank, and sends nothing.
+    It is made by :func:`chainermn_comm.create_communicator`, or by its class, which
+    raises the same errors. If a subclass defines ``multi_node_mean_grad`` or
+    ``allreduce_grad``, optimizers call that method.
 
-    An exception in the middle of a call that moves data (no memory, a signal's handler,
-    CUDA or NCCL while gradients are averaged, which may be after the call) ends the
-    job, as it can't be raised on the other ranks. Where
-    ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0`` refuses that, later calls on this rank
-    raise ``CommunicationError``.
+    Received arrays are new arrays. A rank's own part is copied, but the root of
+    ``bcast`` may get its own array back.
 
-    It serves one thread at a time: a call while another thread is in one raises
-    RuntimeError. That thread needs a communicator of its own, made by :meth:`split`.
-    Pickling raises TypeError.
+    CuPy arrays travel in the order of the current streams, and arrive on the receiver's
+    current device. If NCCL takes gradients, it also takes other arrays, but not those
+    of ``send``: all ranks' arrays must be on GPUs, with dtypes that NCCL sums as NumPy
+    does. Otherwise arrays are copied through host memory. If CUDA fails in such a copy,
+    a collective method raises ``CommunicationError`` on all ranks; ``send`` raises it on
+    its rank, and sends nothing.
+
+    An exception in the middle of a call that moves data can't be raised on the other
+    ranks, so it ends the job. Examples are lack of memory, a signal handler's exception,
+    and a failure of CUDA or NCCL in a mean of gradients, which may come after the call.
+    With ``CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0`` the job goes on, and later calls on
+    this rank raise ``CommunicationError``.
+
+    A communicator serves one thread at a time: a call while another thread is in a call
+    raises RuntimeError. The second thread needs a communicator of its own, made by
+    :meth:`split`. Pickling raises TypeError.
     """
 
     #: The name that ``create_communicator`` knows, which decides its backends.
@@ -104,11 +108,11 @@ class MpiCommunicator(CommunicatorBase):
         _topology: Topology | None = None,
         _timeout: Timeout | None = None,
     ) -> None:
-        """Make it from ``mpi_comm`` (collective).
+        """Make a communicator of the ranks of ``mpi_comm`` (collective).
 
-        ``allreduce_grad_dtype``, ``batched_copy`` and ``reproducible`` are what they
-        are of ``create_communicator``, and so is what it raises. Tests may impose a
-        topology, the same on all ranks, and a time-out.
+        ``allreduce_grad_dtype``, ``batched_copy``, ``reproducible`` and the errors are
+        those of ``create_communicator``. Tests may impose a topology, the same on all
+        ranks, and a time-out.
         """
         require_running_mpi()
         # First: an error below on one rank must not leave the others waiting.
@@ -274,11 +278,11 @@ class MpiCommunicator(CommunicatorBase):
 
     @takes_second_as_root
     def bcast(self, data: Any, max_buf_len: int | None = None, root: int = 0) -> Any:
-        """Send ``root``'s ``data`` to every rank (collective), and raise as the base does.
+        """Return the ``data`` of ``root`` on every rank (collective), and raise as the base does.
 
-        A second argument given by position, without a third one, is the root if it is
-        less than ``size``: older communicators had that there. ``max_buf_len`` has no
-        other effect, since what MPI can't count is split.
+        ``max_buf_len`` has no effect, with one exception: of two arguments that are
+        passed by position, the second is the root if it is between 0 and ``size``, as in
+        older communicators.
         """
         return collectives.bcast(self._group, "bcast", data, messages.of_arrays, root)
 
@@ -340,7 +344,8 @@ class MpiCommunicator(CommunicatorBase):
     def recv_obj(self, source: int, tag: int = MPI.ANY_TAG) -> Any:
         """Receive the object that rank ``source`` sends with ``tag``, and raise as the base does.
 
-        Without a ``tag`` it is the next message from there, which must be an object.
+        Without a ``tag``, receive the next message from this rank, which must be an
+        object.
         """
         is_any = type(tag) is int and tag == MPI.ANY_TAG
         envelope = self._envelope(source, 0 if is_any else tag, "source", self._max_tag)
@@ -396,20 +401,21 @@ class MpiCommunicator(CommunicatorBase):
             bcast_parameters(group, model)
 
     def multi_node_mean_grad(self, model: Any, zero_fill: bool = False) -> None:
-        """Replace each gradient of a ``model`` by its mean over ranks (collective).
+        """Replace each gradient of ``model`` by its mean over ranks (collective).
 
-        Gradients are real or complex floats, and every rank gets the same bits. One
-        that can't be written to, or shares memory with another, is replaced by a new
-        array. With ``zero_fill``, one that is missing (None) here and present elsewhere
-        counts as zeros; without it that is an error. One that is missing on all ranks
-        stays None. RankMismatchError names the first parameter that differs.
+        Gradients are real or complex floats, and all ranks get the same bits. A
+        gradient that can't be written to, or shares memory with another gradient, is
+        replaced by a new array. With ``zero_fill``, a gradient that is missing (None) on
+        some ranks counts as zeros there; without ``zero_fill`` that is an error. A
+        gradient that is missing on all ranks stays None. RankMismatchError names the
+        first parameter that differs.
 
-        The memory that this takes doesn't depend on the model's size: up to 16 MiB a
-        rank, or 32 MiB among more than 16 ranks, and on each node a window of 4 MiB for each
-        rank and one more. Over several nodes it has 4 MiB for each rank and 5 MiB more,
-        from 17 nodes on 8 and 14 MiB, and from 257 on 12 and 21 MiB. Each
-        gradient that is replaced takes its new array and, where the old one isn't
-        contiguous, a copy during the call.
+        The call's memory doesn't depend on the size of the model. Each rank takes up to
+        16 MiB (32 MiB if there are more than 16 ranks). The ranks of a node share a
+        window of 4 MiB per rank and 4 MiB more. Over several nodes the window has 4 MiB
+        per rank and 5 MiB more; from 17 nodes on, 8 and 14 MiB; from 257 nodes on, 12
+        and 21 MiB. A gradient that is replaced takes its new array and, if the old one
+        isn't contiguous, a copy during the call.
         """
         group = self._group
         mean_gradients(group, MpiReducer(group, zero_fill), model)
@@ -433,10 +439,10 @@ class MpiCommunicator(CommunicatorBase):
         return super().make_reducer(zero_fill, operation, channel)
 
     def multi_node_mean(self, sendbuf: Any, recvbuf: Any = None) -> Any:
-        """Return the mean of all ranks' ``sendbuf``, which are of floats (collective).
+        """Return the mean of all ranks' arrays of floats ``sendbuf`` (collective).
 
-        ``recvbuf`` is as the base takes it; if ``sendbuf`` is None, its mean overwrites
-        it.
+        ``recvbuf`` is as in the base class. If ``sendbuf`` is None, the mean of all
+        ranks' ``recvbuf`` overwrites ``recvbuf``.
         """
         if recvbuf is None:
             return reduce_arrays(self._group, "multi_node_mean", sendbuf)
@@ -448,10 +454,10 @@ class MpiCommunicator(CommunicatorBase):
     def set_config(self, name: str, value: Any = True, **kwargs: Any) -> None:
         """Give the setting ``name`` a ``value`` (not collective), and raise as the base does.
 
-        They are ``allreduce_grad_dtype``, ``batched_copy`` and ``chunk_bytes``, the
-        size of the chunks in which gradients travel (see
-        :func:`chainermn_comm.create_communicator`; None for the default). That can't be
-        changed any more once arrays, or gradients, have been summed.
+        Settings are ``allreduce_grad_dtype``, ``batched_copy`` and ``chunk_bytes``: the
+        size in bytes of the chunks in which gradients travel, or None for the default
+        (see :func:`chainermn_comm.create_communicator`). ``chunk_bytes`` can't be changed
+        once arrays or gradients have been summed.
         """
         settings = self._settings.changed(name, value)
         made = any(
@@ -477,12 +483,13 @@ class MpiCommunicator(CommunicatorBase):
         return settings[name]
 
     def finalize(self) -> None:
-        """Free this communicator's MPI resources (collective); later calls raise.
+        """Free this communicator's MPI resources (collective); later calls raise FinalizedError.
 
-        What no rank uses any more is freed without it, when the communicator that it was
-        split from is split again or finalized, or the next one is created. The
-        communicator that the user gave stays theirs. A second call does nothing, nor does
-        one in a process that the rank forked.
+        A communicator that no rank uses any more is also freed without this call: when
+        the communicator that it was split from is split again or finalized, or when the
+        next communicator is created. The MPI communicator that the user passed stays
+        theirs. A second call does nothing, and neither does a call in a process that the
+        rank forked.
         """
         group = self._releasable
         if group is None:
@@ -498,12 +505,11 @@ class MpiCommunicator(CommunicatorBase):
     def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         """Finalize (collective); after an exception, release only what needs no other rank.
 
-        Other ranks may not leave the block, and waiting for them would keep the error
-        from showing. So memory and NCCL's communicator are released; MPI's
-        communicators and the node's window, which only all ranks together can free,
-        stay until the process ends. A program that catches such errors and goes on
-        should do so inside of the block, or make no more than some hundred
-        communicators.
+        Other ranks may not leave the block, and waiting for them would hide the error.
+        So memory and NCCL's communicator are released. MPI's communicators and the
+        node's window can be freed only by all ranks together, and stay until the process
+        ends. A program that catches such errors and goes on should do so inside the
+        block, or make no more than some hundred communicators.
         """
         if kind is None:
             self.finalize()

@@ -1,4 +1,4 @@
-"""Means of gradients in steps: a reducer takes buckets, and gives back the work of their means."""
+"""Means of gradients in steps: a reducer takes buckets, and returns the work of their means."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from .work import Earlier, Work, begun_before
 
 
 class Reducer:
-    """One mean of gradients over the ranks of a communicator.
+    """One mean of gradients over the ranks of a communicator, in three steps.
 
-    Buckets of gradients are handed in (:meth:`add`; the whole model is one bucket),
-    ranks agree (:meth:`agree`), and the means are taken by the work that :meth:`start`
-    returns. ``agree`` and the work are collective. Made by
-    :meth:`CommunicatorBase.make_reducer`. This class does what public methods of any
-    communicator can: the means are those of ``multi_node_mean_grad``.
+    :meth:`add` takes a bucket of gradients, such as a whole model; it can be called
+    several times. In :meth:`agree` ranks agree. The :class:`Work` that :meth:`start`
+    returns takes the means. ``agree`` and the work are collective.
+
+    A reducer is made by :meth:`CommunicatorBase.make_reducer`. This class uses only
+    public methods of a communicator, and takes means by ``multi_node_mean_grad``.
     """
 
     #: Whether buckets can be planned.
@@ -27,9 +28,9 @@ class Reducer:
     def __init__(
         self, communicator: Any, zero_fill: bool, operation: str, channel: Any = None
     ) -> None:
-        """Begin without gradients, on ``communicator``; not collective, raises nothing.
+        """Begin without gradients on ``communicator`` (not collective; raises nothing).
 
-        ``zero_fill``, ``operation``, ``channel``: as for
+        ``zero_fill``, ``operation`` and ``channel`` are as for
         :meth:`CommunicatorBase.make_reducer`.
         """
         self._communicator = communicator
@@ -42,22 +43,22 @@ class Reducer:
 
     @property
     def complete(self) -> bool:
-        """Whether every rank had handed in gradients when ranks agreed (not collective)."""
+        """Whether every rank had added gradients when ranks agreed (not collective)."""
         return bool(self._handed_in) and all(self._handed_in)
 
     def add(self, bucket: Any) -> None:
-        """Hand in a bucket, whose gradients stay as they are until their means are taken.
+        """Add a bucket, whose gradients must stay unchanged until their means are taken.
 
-        Not collective, but all ranks hand in the same buckets, between the same
-        collective calls.
+        Not collective, but all ranks add the same buckets, between the same collective
+        calls.
 
         Args:
             bucket: a model as for :meth:`CommunicatorBase.allreduce_grad`.
 
         Raises:
-            TypeError, CommunicationError: a gradient is no array of floats; CUDA fails.
-                PeerError on the ranks that agree.
-            RuntimeError: ranks have agreed.
+            TypeError, CommunicationError: a gradient is no array of floats, or CUDA
+                fails (PeerError on ranks that agree meanwhile).
+            RuntimeError: ranks have already agreed.
         """
         if self._handed_in:
             raise RuntimeError(
@@ -69,17 +70,17 @@ class Reducer:
         return bucket
 
     def add_planned(self, bucket: Any) -> Work:
-        """Hand in a bucket that all ranks, with equal settings, know to come; return its work.
+        """Add a ``bucket`` that all ranks, with equal settings, have planned; return its work.
 
-        Its means are taken before or after ranks agree, and every rank must take them.
-        Arrays are like the parameters' own, all NumPy's or all of one GPU. What is
-        missing here travels as zeros, and the means go to new memory. On GPUs the work
-        waits for the gradients by itself. Not collective.
+        Not collective. The means may be taken before ranks agree, and every rank must
+        take them. Gradients have the parameters' shapes and dtypes, all in host memory
+        or all on one GPU. A missing gradient travels as zeros, and means go to new
+        memory. On GPUs the work itself waits for the gradients.
 
         Raises:
             NotImplementedError: ``takes_plans`` is False.
-            TypeError, CommunicationError: as :meth:`add` does, on this rank alone: the
-                caller notifies the other ranks.
+            TypeError, CommunicationError: as for :meth:`add`, but on this rank alone:
+                the caller must notify the other ranks.
         """
         raise NotImplementedError(f"{type(self._communicator).__name__} takes no plans")
 
@@ -88,20 +89,21 @@ class Reducer:
     ) -> list[bytes]:
         """Exchange payloads and check that all ranks mean the same gradients (collective).
 
-        That is one handshake. A rank may have handed in nothing: no means then, see
+        This is one handshake. If a rank has added nothing, no means are taken, see
         ``complete``.
 
         Args:
-            signature: what else must be equal on all ranks, as for
+            signature: further facts that must be equal on all ranks, as for
                 :meth:`CommunicatorBase.handshake`.
-            payload: bytes for the other ranks; more than 64 take a second exchange.
+            payload: bytes for the other ranks; more than 64 bytes take a second
+                exchange.
 
         Returns:
-            Every rank's payload, in rank order, on every rank.
+            The payloads of all ranks, in rank order.
 
         Raises:
-            RankMismatchError: on all ranks, when operations, signatures or gradients
-                differ.
+            RankMismatchError: operations, signatures or gradients differ; raised on all
+                ranks.
             PeerError: another rank raised an error instead of agreeing.
         """
         if isinstance(payload, bytes):  # else the handshake refuses it, on all ranks
@@ -111,14 +113,14 @@ class Reducer:
         return [row[1:] for row in rows]
 
     def start(self) -> Work:
-        """Return the work of the means of what was added, once for each reducer.
+        """Return the work of all added buckets' means; once for each reducer.
 
-        Not collective, but all ranks call it; with a channel, the work may be another
-        thread's. On GPUs a mean that starts later waits for it, so this thread may take
-        none before that ends.
+        Not collective, but all ranks call it. With a channel, another thread may do the
+        work. On GPUs means that start later wait for this work, so the calling thread
+        must not take any before the work has ended.
 
         Raises:
-            RankMismatchError: on all ranks, when only some had handed in gradients.
+            RankMismatchError: only some ranks had added gradients; raised on all ranks.
             RuntimeError: ranks haven't agreed.
         """
         if not self._handed_in:

@@ -27,20 +27,23 @@ Kind = Literal["shard", "replica", "placed"]
 
 @dataclass(frozen=True)
 class Sharding:
-    """How the ranks of a group hold a parameter.
+    """How the ranks of a group hold a parameter (not collective).
 
-    A parameter's attribute ``shardings``, a tuple of these, says it; one without the
-    attribute is a replica on all ranks. Several hold together: a shard of one group may
-    be placed on one rank of another group. ``copy.deepcopy`` of Chainer's parameters
-    drops attributes, so a link sets this one where it hands out its parameters.
+    A parameter's attribute ``shardings`` is a tuple of these objects. A parameter
+    without the attribute is a replica on all ranks. Several shardings can apply
+    together: a shard of one group may be placed on one rank of another group.
+    ``copy.deepcopy`` of Chainer's parameters drops attributes, so a link sets this
+    attribute whenever it hands out its parameters.
 
     Attributes:
-        kind: ``"shard"``, if each rank of the group has elements of its own;
-            ``"replica"``, if each has the same ones; ``"placed"``, if only this rank has
-            the parameter. Copies of a placed model are placed on groups of one size.
-        group: the communicator of the ranks.
+        kind: ``"shard"`` if each rank of the group has elements of its own;
+            ``"replica"`` if all ranks have the same elements; ``"placed"`` if only this
+            rank has the parameter. Copies of a placed model are placed on groups of the
+            same size.
+        group: the communicator of the group's ranks.
 
-    Not collective. ValueError is raised if ``kind`` is none of the three.
+    Raises:
+        ValueError: ``kind`` is none of the three.
     """
 
     kind: Kind
@@ -54,24 +57,25 @@ class Sharding:
 
 
 def global_norm(comm: CommunicatorBase, model: Any) -> float:
-    """Return the norm of a model's gradients, over all ranks that hold parts of it (collective).
+    """Return the norm of a model's gradients over all ranks that hold parts of it (collective).
 
-    Each element counts once: all shards of a parameter, and one of several replicas. If
-    replicas differ, the mean of their squares counts. A parameter that a model holds
-    under several names counts under each, as for Chainer's own hooks. A missing
-    gradient counts as zeros. Sums are taken in float64, and every rank gets the same
-    bits.
+    Each element counts once: all shards of a parameter, and one of its replicas. If
+    replicas differ, the mean of their squares counts. A parameter that the model holds
+    under several names counts under each name, as in Chainer's own hooks. A missing
+    gradient counts as zeros. Sums are taken in float64, and all ranks get the same bits.
 
     Args:
-        comm: a communicator whose ranks hold the whole model together, once or several
-            times: not that of the ranks which hold the same shards.
-        model: parameters say by ``shardings`` how ranks hold them, see
-            :class:`Sharding`.
+        comm: a communicator whose ranks together hold the whole model, once or several
+            times. A communicator of ranks that hold the same shard is not enough.
+        model: a model whose parameters have ``shardings``, see :class:`Sharding`.
+
+    Returns:
+        A float, the same on all ranks.
 
     Raises:
-        ValueError: on all ranks, if some rank of a parameter's group isn't in ``comm``, or
-            if ranks give the name of a replica to arrays of different shapes or dtypes.
-        TypeError: a gradient is no array; PeerError on the other ranks.
+        ValueError: a rank of a parameter's group isn't in ``comm``, or replicas of one
+            name have different shapes or dtypes; raised on all ranks.
+        TypeError: a gradient is no array (PeerError on the other ranks).
     """
     what = f"rank {comm.rank}: {OPERATION}"
     with (

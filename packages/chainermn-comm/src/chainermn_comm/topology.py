@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 class Topology:
     """The node of each rank.
 
-    ``nodes`` has each rank's number of its node. Nodes are numbered from 0 in the order
-    of their lowest rank; a node's ranks need not be contiguous. Nothing is checked when
-    one is made. Nodes are counted once, at the first question; after that each answer
-    takes the same time, however many ranks there are.
+    Making a topology checks nothing.
+
+    Attributes:
+        nodes: the number of each rank's node. Nodes are numbered from 0 in the order of
+            their lowest rank. A node's ranks need not be contiguous.
     """
 
     nodes: tuple[int, ...]
@@ -30,7 +31,7 @@ class Topology:
         """Return the topology in which ranks with equal labels are on one node (not collective).
 
         Args:
-            labels: one of each rank, in rank order, such as the names of their hosts.
+            labels: one label for each rank, in rank order, such as the names of hosts.
 
         Raises:
             TypeError: a label isn't hashable.
@@ -44,7 +45,7 @@ class Topology:
 
         Args:
             mpi_comm: an mpi4py intracommunicator, which stays the caller's. Anything
-                else raises AttributeError, on this rank only.
+                else raises AttributeError, on this rank alone.
         """
         from mpi4py import MPI
 
@@ -67,7 +68,7 @@ class Topology:
 
     @cached_property
     def least_intra_size(self) -> int:
-        """Number of ranks on the node that has the fewest."""
+        """Number of ranks on the node with the fewest ranks."""
         return min(self._intra_sizes.values())
 
     def inter_rank(self, rank: int) -> int:

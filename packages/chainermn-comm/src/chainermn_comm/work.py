@@ -15,7 +15,7 @@ in_background: weakref.WeakSet[Work] = weakref.WeakSet()
 
 
 class Work:
-    """Means that are to be taken, and then given to parameters; made by a :class:`Reducer`."""
+    """Means that are to be taken and then assigned to parameters; made by a :class:`Reducer`."""
 
     def __init__(
         self,
@@ -23,9 +23,12 @@ class Work:
         give: Callable[[], None],
         is_in_background: bool,
     ) -> None:
-        """Raise nothing, not collective: ``wait`` is to call ``take``, and ``assign`` ``give``.
+        """Make work that has not begun (not collective; raises nothing).
 
-        ``is_in_background``: another thread waits.
+        Args:
+            take: takes the means; called by :meth:`wait`.
+            give: gives the means to parameters; called by :meth:`assign`.
+            is_in_background: whether another thread calls :meth:`wait`.
         """
         self._take = take
         self._give = give
@@ -38,12 +41,13 @@ class Work:
             in_background.add(self)
 
     def wait(self) -> None:
-        """Take the means (collective), in whichever thread uses the communicator of the data.
+        """Take the means (collective), in the thread that uses the data's communicator.
 
-        On GPUs that is done in the order of the current stream. It raises what
-        :meth:`CommunicatorBase.multi_node_mean_grad` raises where ranks could not
-        compare gradients before. A later call, which isn't collective, returns once the
-        first one has ended, or raises what that one raised.
+        On GPUs the means are enqueued on the current stream. If ranks could not compare
+        gradients before, the call raises what
+        :meth:`CommunicatorBase.multi_node_mean_grad` raises. A second call isn't
+        collective: it waits until the first call has ended, and raises the error of the
+        first call, if any.
         """
         with self._taking:
             if not self._has_ended:
@@ -59,10 +63,10 @@ class Work:
                 raise without_traceback(self._failure)
 
     def assign(self) -> None:
-        """Give parameters their means; not collective.
+        """Give parameters their means (not collective).
 
-        RuntimeError is raised before :meth:`wait` has ended, and what that raised, if
-        anything, afterwards.
+        RuntimeError is raised before :meth:`wait` has ended. If :meth:`wait` has raised
+        an error, this call raises the same error.
         """
         if not self._has_ended:
             raise RuntimeError(
@@ -73,9 +77,10 @@ class Work:
         self._give()
 
     def leave_background(self) -> None:
-        """Say that the main thread's stream waits for the work (not collective, raises nothing).
+        """Note that the main thread's stream waits for the work (not collective; raises nothing).
 
-        In another thread this does nothing, since that may only have enqueued the work.
+        In another thread the call does nothing, since that thread may only have enqueued
+        the work.
         """
         is_any = len(in_background) > 0
         if is_any and threading.current_thread() is threading.main_thread():

@@ -1,9 +1,8 @@
-"""Ends the whole job, non-zero, when one rank ends in failure while others may wait for it.
+"""Ends the whole job, with a failing status, when one rank fails while others may wait for it.
 
-MPI leaves the other ranks waiting when a rank ends by an uncaught exception or by
-`sys.exit(3)`: it goes on to `MPI_Finalize`, which waits for them. Here that rank prints
-what happened and calls `MPI_Abort`. A signal or a kill is the launcher's to notice, and
-it does.
+A rank that ends by an uncaught exception or by `sys.exit(3)` goes on to `MPI_Finalize`,
+where it and the other ranks wait for each other. So such a rank prints what happened and
+calls `MPI_Abort`. Signals and kills are noticed by the launcher.
 """
 
 from __future__ import annotations
@@ -50,18 +49,18 @@ _leaving = 0  # the exit status with which all ranks have agreed to leave
 
 
 def add_hook() -> None:
-    """End the whole job when this rank fails; from now on, whatever the environment says.
+    """From now on, end the whole job when this rank fails, whatever the environment says.
 
     A failure is an uncaught exception in the main thread, `SystemExit` with another
     code than 0 or None, or `os._exit` before MPI is finalized. The rank prints its
-    number and what happened: of an exception the traceback too, through
-    `sys.excepthook` as it was if somebody had set it. It then calls `MPI_Abort` with
-    the exit's own code where it has one (Ctrl-C: 130), else 1. Nothing is changed with
-    one rank, in an interactive interpreter, in a rank's child or after MPI's end.
+    number and what happened, for an exception with the traceback; if a program has set
+    `sys.excepthook`, that hook prints it. Then the rank calls `MPI_Abort` with the
+    exit's own code (130 for Ctrl-C), or 1 if there is none. Nothing changes with one
+    rank, in an interactive interpreter, in a child process of a rank, or after MPI's end.
 
-    Initializes MPI, as importing `mpi4py.MPI` does: a rank that fails before `MPI_Init`
-    leaves the others waiting in theirs. Not collective, but meant to be called on every
-    rank.
+    The call initializes MPI, as importing `mpi4py.MPI` does, because a rank that fails
+    before `MPI_Init` leaves the others waiting there. It is not collective, but should
+    be made on every rank. It raises no errors of its own.
     """
     process = str(os.getpid())
     if os.environ.get(RANK_PROCESS, process) != process:

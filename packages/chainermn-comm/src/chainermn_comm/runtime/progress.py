@@ -1,7 +1,7 @@
-"""How a thread waits for messages: at once and with all of a core, or leaving the core to others.
+"""How a thread waits for messages: with a whole core, or leaving the core to other threads.
 
-MPI's blocking calls poll without pause: fastest, but a thread that communicates while
-others compute had better test for messages now and then.
+MPI's blocking calls poll without pause. That is fastest, but a thread that communicates
+while other threads compute should only look for messages now and then.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ _thread = threading.local()
 
 @contextlib.contextmanager
 def patient_waits(urgent: threading.Event) -> Iterator[None]:
-    """Within, this thread's collective calls leave the core to other threads while they wait.
+    """Let this thread's means of gradients leave the core to other threads while they wait.
 
-    It is for a thread that communicates in the background, on a communicator made by
-    :func:`~chainermn_comm.create_communicator` (of others' communicators nothing
-    changes), and for calls that take the mean of gradients; other calls wait as always,
-    and so does each call's handshake, for ranks that come late. Entering it is not
-    collective: some ranks may be within and others not. It raises nothing of its own.
+    This context manager is for a thread that communicates in the background, on a
+    communicator of :func:`~chainermn_comm.create_communicator`. Other calls, each call's
+    handshake, and communicators of other classes wait as usual. Entering the block is
+    not collective: some ranks may be inside and others not. It raises no errors.
 
     Args:
-        urgent: from when it is set, because somebody waits for this thread, its waits
-            are as fast as ever.
+        urgent: once this event is set, because another thread waits for this one, waits
+            are as fast as usual.
     """
     before = getattr(_thread, "urgent", None)
     _thread.urgent = urgent
