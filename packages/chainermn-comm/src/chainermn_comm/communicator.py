@@ -392,7 +392,7 @@ class CommunicatorBase(ABC):
         """Overwrite the ``data`` of all parameters of ``model`` by rank 0's (collective)."""
 
     def broadcast_data(self, model: Any) -> None:
-        """Do what :meth:`bcast_data` does, and raise the same (collective)."""
+        """Do what ``bcast_data(model)`` does, and raise the same (collective)."""
         self.bcast_data(model)
 
     @abstractmethod

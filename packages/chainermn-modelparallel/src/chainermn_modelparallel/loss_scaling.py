@@ -20,36 +20,37 @@ def share_loss_scale(optimizer: Any, communicator: CommunicatorBase) -> None:
     """Let all ranks of a model scale their losses alike, and skip the same steps (collective).
 
     Chainer's ``loss_scaling()`` halves the scale and skips the step if a gradient of this
-    rank isn't finite. After this call all ranks do so if a gradient of any rank isn't
-    finite, whether parameters are replicated, split or placed. So the gradients that ranks
-    exchange have the same scale::
+    rank isn't finite. After this call, all ranks do so if a gradient of any rank isn't
+    finite, whether ranks hold parameters as replicas, in shards or alone. So the
+    gradients that ranks exchange have the same scale::
 
         optimizer.setup(model)
         optimizer.loss_scaling()
         chainermn.share_loss_scale(optimizer, comm)
 
     All ranks get rank 0's scale and interval. From then on each step is collective: a
-    hook named ``share_loss_scale`` runs before all other hooks, and all ranks have to
-    step in the same updates. Under multi-node optimizers none of them steps in an
-    update that makes no step on some, as where rank 0's state is given to all. Call the
-    function again after ``setup``, which removes the hook; after ``loss_scaling``; and
-    after loading a snapshot, because only snapshots of multi-node optimizers hold the
-    scale. If a step failed on some ranks, call it too, after a multi-node optimizer's
-    ``synchronize``.
+    hook named ``share_loss_scale`` runs before all other hooks, and all ranks must step
+    in the same updates. With multi-node optimizers, no rank steps in an update in which
+    some ranks can't, such as when rank 0's state is given to all.
+
+    Call the function again after ``setup``, which removes the hook; after
+    ``loss_scaling``; after loading a snapshot, because only snapshots of multi-node
+    optimizers hold the scale; and if a step has failed on some ranks, after a
+    multi-node optimizer's ``synchronize``.
 
     Args:
-        optimizer: an optimizer of Chainer, or one that
-            :func:`create_multi_node_optimizer` returned.
-        communicator: the communicator of all ranks that hold parts of the model, or
-            replicas of them.
+        optimizer: an optimizer of Chainer or a multi-node optimizer.
+        communicator: a communicator of all ranks that hold the model, in parts or as
+            replicas.
 
     Raises:
-        TypeError: ``communicator`` is no communicator; raised on this rank only.
-        RuntimeError: ``setup`` has not been called on this rank; PeerError on the
-            others.
-        ValueError: this rank's optimizer doesn't scale dynamically; PeerError on the
-            others.
-        RankMismatchError: on all ranks, by ``update``, when their scales differ.
+        TypeError: ``communicator`` is no communicator; raised on this rank alone.
+        RuntimeError: ``setup`` has not been called on this rank (PeerError on the other
+            ranks).
+        ValueError: this rank's optimizer doesn't scale dynamically (PeerError on the
+            other ranks).
+        RankMismatchError: scales differ between ranks; raised on all ranks by
+            ``update``.
     """
     communicator = check_communicator(communicator, "communicator")
     with raise_together(communicator.handshake, _NAME):

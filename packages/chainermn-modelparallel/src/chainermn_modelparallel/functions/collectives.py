@@ -1,27 +1,25 @@
-"""Collective communication that gradients flow back through.
+"""Differentiable collective communication.
 
 Every function is collective, and so is its backward, unless no rank needs a gradient:
 
-- The loss that is differentiated is the sum of the losses from which the ranks start
-  backward. So a variable that one rank gives to several gets the sum of their
-  gradients.
-- Once an input needs a gradient on any rank, backward has to come to the function on
-  every rank, and to several functions in the same order; one ``backward`` comes to them
-  in the reverse of the order in which they were called. A result without a gradient
-  counts as having one of zeros; but a rank where backward doesn't reach the function at
-  all keeps the others waiting, until it calls something else on the same communicator
-  (then all raise) or ``CHAINERMN_TIMEOUT`` is over. Where a rank's loss depends on none
-  of the results, connect one to it: ``loss = pseudo_connect(result, loss)``.
-- Gradients can be differentiated again (``enable_double_backprop=True``, on all ranks).
-- TypeError says that ``comm`` is no communicator, or that an argument is no variable or
-  array where one must be given. ValueError says that a rank doesn't exist, that
-  variables are not initialised, or that their number or shapes are not those described.
-  The other ranks then raise PeerError. All ranks raise RankMismatchError if they call
-  different functions, or if arguments differ that must be equal. Backward raises it if
-  a gradient is needed and some rank called the function in ``no_backprop_mode``.
-- Nothing is converted: each array and each gradient is sent in its own dtype. Sums are
-  taken in float32 or wider and rounded once, by the communicators of
-  ``create_communicator``.
+- Backward differentiates the sum of the losses from which ranks start backward. So a
+  variable that one rank gives to several ranks gets the sum of their gradients.
+- If an input needs a gradient on any rank, backward must reach the function on every
+  rank, and several functions in the same order: a ``backward`` visits functions in the
+  reverse of the order in which they were called. A result without a gradient counts as
+  having a gradient of zeros. If backward doesn't reach the function on some rank, the
+  other ranks wait until that rank makes another call on the same communicator (then
+  all raise), or until ``CHAINERMN_TIMEOUT``. If a rank's loss depends on none of the
+  results, connect one to it: ``loss = pseudo_connect(result, loss)``.
+- Gradients can be differentiated again (``enable_double_backprop=True`` on all ranks).
+- TypeError is raised if ``comm`` is no communicator, or if an argument is no variable or
+  array. ValueError is raised if a rank doesn't exist, if variables are not initialised,
+  or if their number or shapes are wrong. The other ranks then raise PeerError. All
+  ranks raise RankMismatchError if they call different functions, or if arguments differ
+  that must be equal. Backward raises it if a gradient is needed and some rank called
+  the function in ``no_backprop_mode``.
+- Nothing is converted: each array and each gradient travels in its own dtype. The
+  communicators of ``create_communicator`` take sums in float32 or wider, and round once.
 """
 
 from __future__ import annotations
@@ -42,14 +40,13 @@ from .control_dependencies import Variables
 def bcast(comm: CommunicatorBase, x: Any = None, root: int = 0) -> Variable:
     """Give the root's variable to every rank (collective).
 
-    Backward gives the root's ``x`` the sum of all ranks' gradients. A rank's own result
-    keeps the way there even if that rank gave nothing.
+    Backward gives the root's ``x`` the sum of all ranks' gradients.
 
     Args:
         comm: the communicator.
-        x: at the root, a variable or an array of any shape and dtype. Elsewhere the
-            value is not used, and ``x`` may be None; a variable gets a gradient of
-            zeros, and is where a second backward starts.
+        x: at the root, a variable or an array of any shape and dtype. On other ranks
+            ``x`` may be None, and its value is not used; a variable gets a gradient of
+            zeros, from which a second backward can start.
         root: the rank whose variable is given, the same on all ranks.
 
     Returns:
@@ -67,16 +64,16 @@ def gather(comm: CommunicatorBase, x: Any, root: int = 0) -> Any:
 
     Args:
         comm: the communicator.
-        x: a variable or an array of any shape and dtype; they may differ between ranks.
-        root: where to, the same on all ranks.
+        x: a variable or an array of any shape and dtype, which may differ between
+            ranks.
+        root: the rank that collects, the same on all ranks.
 
     Returns:
-        The root gets a tuple of ``comm.size`` variables in rank order, its own
-        included. The other ranks get None. But if some rank's ``x`` needs a gradient,
-        they get a delegate variable like that of :func:`send` (float32 of shape
-        ``(0,)``), because the gradient can only come back if backward starts there,
-        too: call its ``backward``, or connect it to this rank's loss with
-        :func:`pseudo_connect`.
+        At the root a tuple of ``comm.size`` variables in rank order, its own included.
+        On other ranks None, if no rank's ``x`` needs a gradient. Otherwise other ranks
+        get a delegate variable like that of :func:`send` (float32 of shape ``(0,)``),
+        from which backward must start there: call its ``backward``, or connect it to
+        the rank's loss by :func:`pseudo_connect`.
     """
 
     def make_inputs() -> Inputs:
@@ -95,19 +92,19 @@ def scatter(
 ) -> Variable:
     """Give the root's i-th variable to rank i (collective).
 
-    Backward gives each of the root's variables the gradient of the rank that it went
-    to.
+    Backward gives each of the root's variables the gradient from the rank that received
+    it.
 
     Args:
         comm: the communicator.
         xs: at the root, a tuple or list of ``comm.size`` variables or arrays, whose
-            shapes and dtypes may differ, or one variable or array with as many rows.
-            Elsewhere the values are not used, and ``xs`` may be None; variables get
-            gradients of zeros, and are where a second backward starts.
+            shapes and dtypes may differ, or one variable or array with ``comm.size``
+            rows. On other ranks ``xs`` may be None, and its values are not used;
+            variables get gradients of zeros, from which a second backward can start.
         root: the rank whose variables are scattered, the same on all ranks.
 
     Returns:
-        A variable with the shape and dtype of the one that is for this rank.
+        A variable with the shape and dtype of the root's variable for this rank.
     """
     return _apply_from_root(comm, "scatter", xs, root, lambda: _one_per_rank(comm, xs))
 
@@ -115,15 +112,15 @@ def scatter(
 def alltoall(comm: CommunicatorBase, xs: Sequence[Any]) -> Variables:
     """Give the i-th variable of each rank to rank i (collective).
 
-    Backward gives each variable the gradient of the rank that it went to.
+    Backward gives each variable the gradient from the rank that received it.
 
     Args:
         comm: the communicator.
         xs: a tuple or list of ``comm.size`` variables or arrays, whose shapes and
-            dtypes may differ, or one variable or array with as many rows.
+            dtypes may differ, or one variable or array with ``comm.size`` rows.
 
     Returns:
-        ``comm.size`` variables, the i-th from rank i.
+        A tuple of ``comm.size`` variables, the i-th from rank i.
     """
     return apply_collective(comm, "alltoall", lambda: Inputs(_one_per_rank(comm, xs)))
 
@@ -131,14 +128,15 @@ def alltoall(comm: CommunicatorBase, xs: Sequence[Any]) -> Variables:
 def allgather(comm: CommunicatorBase, x: Any) -> Variables:
     """Give every rank's variable to every rank (collective).
 
-    Backward gives ``x`` the sum of the gradients that its copies have on all ranks.
+    Backward gives ``x`` the sum of the gradients of its copies on all ranks.
 
     Args:
         comm: the communicator.
-        x: a variable or an array of any shape and dtype; they may differ between ranks.
+        x: a variable or an array of any shape and dtype, which may differ between
+            ranks.
 
     Returns:
-        ``comm.size`` variables in rank order, this rank's own included.
+        A tuple of ``comm.size`` variables in rank order, this rank's own included.
     """
     return apply_collective(
         comm, "allgather", lambda: Inputs((check_variable("x", x, comm.rank),))
@@ -148,12 +146,12 @@ def allgather(comm: CommunicatorBase, x: Any) -> Variables:
 def allreduce(comm: CommunicatorBase, x: Any, op: str = "sum") -> Variable:
     """Return the sum or the mean of all ranks' variables, on every rank (collective).
 
-    Backward gives ``x`` the sum (or the mean) of the gradients that the result has on
-    all ranks.
+    Backward gives ``x`` the sum (or the mean) of the gradients of the result on all
+    ranks.
 
     Args:
         comm: the communicator.
-        x: a variable or an array, of the same shape and dtype on all ranks; floats for
+        x: a variable or an array, with the same shape and dtype on all ranks; floats for
             a mean.
         op: ``"sum"`` or ``"mean"``, the same on all ranks.
 
@@ -173,19 +171,19 @@ def allreduce(comm: CommunicatorBase, x: Any, op: str = "sum") -> Variable:
 
 
 def reduce_scatter(comm: CommunicatorBase, xs: Sequence[Any]) -> Variable:
-    """Return the sum over ranks of the variables that they have for this rank (collective).
+    """Return the sum of all ranks' ``xs[comm.rank]`` (collective).
 
-    Backward gives each ``xs[i]`` the gradient that the result has on rank i.
+    Backward gives each ``xs[i]`` the gradient of the result on rank i.
 
     Args:
         comm: the communicator.
-        xs: a tuple or list of ``comm.size`` variables or arrays, or one with as many
-            rows; ``xs[i]``, which goes into rank i's sum, has the same shape and dtype
-            on all ranks.
+        xs: a tuple or list of ``comm.size`` variables or arrays, or one variable or
+            array with ``comm.size`` rows. Each ``xs[i]``, a part of rank i's sum, has
+            the same shape and dtype on all ranks.
 
     Returns:
-        A variable of the shape and dtype of ``xs[comm.rank]``. Only NCCL doesn't sum in
-        rank order.
+        A variable with the shape and dtype of ``xs[comm.rank]``. Sums are taken in rank
+        order, except by NCCL.
     """
 
     def make_inputs() -> Inputs:

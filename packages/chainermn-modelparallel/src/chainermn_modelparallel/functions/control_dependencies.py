@@ -17,30 +17,30 @@ EMPTY = np.empty(0, np.float32)
 
 
 def pseudo_connect(delegate_variable: Variable | None, *actual_variables: Any) -> Any:
-    """Make variables depend on another one, so that backward reaches it.
+    """Make variables depend on a delegate variable, so that backward reaches it (not collective).
 
-    The results hold the actual variables' data. Backward through any of them gives the
-    actual variables their gradients as they are, and continues to ``delegate_variable``
-    with a gradient of zeros. So one ``backward`` reaches parts of the graph that only
-    communication connects. If backward begins at a single result without a gradient, as
-    it does at a delegate, both variables get zeros. Not collective; differentiable any
-    number of times.
+    The results hold the data of the actual variables. Backward through a result passes
+    its gradient on to the actual variable, and visits ``delegate_variable`` with a
+    gradient of zeros. So one ``backward`` reaches parts of the graph that only
+    communication connects. If backward begins at a result without a gradient, as it
+    does at a delegate variable, both variables get zeros. The function can be
+    differentiated any number of times.
 
     Args:
-        delegate_variable: the variable that backward is to visit too, of any shape and
-            dtype, and on any device: usually the result of
+        delegate_variable: the variable that backward should also visit, with any shape
+            and dtype and on any device: usually the result of
             :func:`~chainermn.functions.send`. None if there is nothing to visit, as on
             the last rank of :func:`create_multi_node_n_step_rnn`.
-        actual_variables: variables or arrays, at least one, of any shape and dtype.
+        actual_variables: at least one variable or array, with any shapes and dtypes.
 
     Returns:
-        A variable, or a tuple of them if there are several actual variables. A single
-        scalar, such as a loss, can also be unpacked like the tuple of one that Chainer
-        7's ``chainermn`` gave.
+        A variable, or a tuple of variables if there are several actual variables. A
+        single scalar, such as a loss, can also be unpacked like a tuple of one variable,
+        as in Chainer 7's ``chainermn``.
 
     Raises:
-        TypeError: ``delegate_variable`` is neither variable nor None, an actual
-            variable is neither variable nor array, or none is given.
+        TypeError: ``delegate_variable`` is neither a variable nor None, an actual
+            variable is neither a variable nor an array, or there are no actual variables.
     """
     if delegate_variable is None:
         delegate_variable = Variable(EMPTY, requires_grad=False)

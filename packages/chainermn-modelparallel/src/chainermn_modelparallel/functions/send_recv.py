@@ -21,38 +21,40 @@ def send(x: Any, communicator: CommunicatorBase, rank: int, tag: int = 0) -> Var
     """Send variables to another rank, which calls :func:`recv`.
 
     The call is not collective: only the two ranks take part. ``backward`` of the result
-    waits for the gradients from the other rank and continues with them; so the other
-    rank has to run backward, too. The other rank sends no gradients for variables that
-    need none here: arrays, integers, ``requires_grad=False``, and all variables under
-    ``chainer.no_backprop_mode()``. One ``backward`` comes to what was sent, received
-    and communicated collectively in the reverse of the order in which that was done.
-    Call several of them in the reverse order of the sends, on both ranks. Gradients
-    find their send in any order. But a rank that sends large data or gradients waits
-    until the other rank receives them. Two ranks that both send first wait for each
-    other, which is reported at ``CHAINERMN_TIMEOUT``: let one receive first, or use
+    waits for the gradients from the other rank and continues with them, so the other
+    rank must run backward, too. It sends no gradients for variables that need none on
+    this rank: arrays, integers, variables with ``requires_grad=False``, and all
+    variables in ``chainer.no_backprop_mode()``.
+
+    A ``backward`` visits sends, receives and collective functions in the reverse of the
+    order in which they were called. If there are several calls of ``backward``, make
+    them in the reverse order of the sends, on both ranks. Each gradient reaches its
+    send in any order, but a rank that sends large data or gradients waits until the
+    other rank receives them. Two ranks that both send first wait for each other, which
+    is reported at ``CHAINERMN_TIMEOUT``: let one rank receive first, or use
     :func:`~chainermn.functions.alltoall` for exchanges among all ranks.
 
     Args:
-        x: a variable or an array, or a tuple or list of them; any shapes, memory orders
-            and dtypes, which may differ. Nothing is converted on the way.
-        communicator: the communicator to which both ranks belong.
-        rank: where to.
-        tag: distinguishes messages between the same two ranks; from 0 on.
+        x: a variable or an array, or a tuple or list of these, with any shapes, memory
+            orders and dtypes. Nothing is converted.
+        communicator: a communicator that has both ranks.
+        rank: the receiving rank.
+        tag: an int from 0 on that distinguishes messages between the same two ranks.
 
     Returns:
-        A delegate variable, which holds no data (float32 of shape ``(0,)``), but only
-        the way back. Keep it: make it the ``delegate_variable`` of the next :func:`recv`
-        or of :func:`pseudo_connect`, or call its ``backward``. If the variable is
-        dropped before, and gradients would have come, there is a ``RuntimeWarning``.
+        A delegate variable without data (float32 of shape ``(0,)``), from which backward
+        starts. Keep it: make it the ``delegate_variable`` of the next :func:`recv` or of
+        :func:`pseudo_connect`, or call its ``backward``. A ``RuntimeWarning`` appears if
+        the delegate variable is dropped although gradients will come back.
 
     Raises:
-        TypeError: an argument is of the wrong type, arrays of CPU and GPU are mixed, or
-            an array holds Python objects.
-        ValueError: there is no such other rank or tag, ``x`` is empty, or a parameter
-            in it is not initialised. Nothing has been sent then, and the other rank
-            still waits.
-        RankMismatchError: by ``backward`` of the result, when the other rank ran its
-            ``recv`` in ``chainer.no_backprop_mode()``, or dropped the result.
+        TypeError: an argument has the wrong type, arrays of CPU and GPU are mixed, or an
+            array holds Python objects.
+        ValueError: there is no such rank or tag, ``x`` is empty, or a parameter in it is
+            not initialised. Nothing has been sent then, and the other rank still waits.
+        RankMismatchError: the other rank called ``recv`` in
+            ``chainer.no_backprop_mode()``, or dropped its result; raised by ``backward``
+            of the delegate variable.
     """
     return send_variables(x, communicator, rank, tag)
 
@@ -91,35 +93,36 @@ def recv(
     """Receive the variables that another rank sends with :func:`send`.
 
     The call is not collective: only the two ranks take part. ``backward`` of the result
-    sends the gradients to the other rank, if that rank has use for them; then backward
-    continues to ``delegate_variable``. A received variable without a gradient counts as
-    having a gradient of zeros there. Call several ``backward`` in the reverse order of the
-    sends, as for :func:`send`. The gradient itself can be differentiated
-    (``enable_double_backprop=True`` on both ranks); the gradient of
-    ``delegate_variable`` is then where this rank's second backward starts. Without one,
-    a second backward through these gradients raises RankMismatchError on the other
-    rank.
+    sends the gradients to the other rank if it needs them, and then continues to
+    ``delegate_variable``. A received variable without a gradient counts as having a
+    gradient of zeros. If there are several calls of ``backward``, make them in the
+    reverse order of the sends, as for :func:`send`.
+
+    The gradient itself can be differentiated, with ``enable_double_backprop=True`` on
+    both ranks. This rank's second backward then starts from the gradient of
+    ``delegate_variable``. Without a ``delegate_variable``, a second backward through
+    these gradients raises RankMismatchError on the other rank.
 
     Args:
-        communicator: the communicator to which both ranks belong.
-        rank: where from.
+        communicator: a communicator that has both ranks.
+        rank: the sending rank.
         delegate_variable: the variable that backward of the result visits afterwards:
-            the result of an earlier :func:`send` of this process, or any other.
+            usually the result of this rank's last :func:`send`.
         tag: the tag of the sender's call.
-        force_tuple: return a tuple even if it holds one variable.
+        force_tuple: whether to return a tuple even of one variable.
 
     Returns:
-        A variable, or a tuple of variables if several were sent. Their arrays are new,
-        with the shapes and dtypes that were sent. Variables that need no gradient at
-        the sender need none here either, unless there is a ``delegate_variable`` to be
-        reached through them. In ``chainer.no_backprop_mode()`` no variable needs one;
-        if the sender is not in this mode, ``backward`` of the result of its ``send``
-        raises RankMismatchError there.
+        A variable, or a tuple of variables if several were sent, with new arrays of the
+        shapes and dtypes that were sent. A variable that needs no gradient at the sender
+        needs none here, unless it leads backward to a ``delegate_variable``. In
+        ``chainer.no_backprop_mode()`` no variable needs a gradient; if the sender is not
+        in this mode, ``backward`` of its delegate variable raises RankMismatchError
+        there.
 
     Raises:
-        TypeError: an argument is of the wrong type, or the other rank sent something
-            else with this tag (which is then discarded).
-        ValueError: there is no such other rank or tag.
+        TypeError: an argument has the wrong type, or the other rank sent something else
+            with this tag, which is discarded.
+        ValueError: there is no such rank or tag.
     """
     outputs, _ = recv_variables(communicator, rank, delegate_variable, tag)
     if len(outputs) == 1 and not force_tuple:

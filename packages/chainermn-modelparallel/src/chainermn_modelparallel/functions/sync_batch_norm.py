@@ -33,11 +33,12 @@ def get_communication_backend(comm: Any, communication_backend: str = "auto") ->
     """Return which backend a :class:`MultiNodeBatchNormalization` uses (not collective).
 
     Args:
-        comm: its communicator, any.
+        comm: the link's communicator, which has no influence.
         communication_backend: ``"auto"``, ``"mpi"`` or ``"nccl"``.
 
     Returns:
-        ``"mpi"`` for ``"auto"``, since statistics are small, else what was given.
+        ``"mpi"`` for ``"auto"``, since statistics are small, and otherwise
+        ``communication_backend``.
 
     Raises:
         ValueError: there is no such backend.

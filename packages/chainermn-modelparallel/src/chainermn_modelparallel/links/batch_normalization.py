@@ -27,36 +27,37 @@ _OPERATION = SCOPE + SyncBatchNormFunction.label
 class MultiNodeBatchNormalization(L.BatchNormalization):
     """Batch normalization by the statistics of all ranks' batches together.
 
-    It gives what :class:`chainer.links.BatchNormalization` gives for the ranks' batches
-    put together, whose parts may be of different sizes, or empty. The running
-    statistics are the same on all ranks, and those of the whole batch. Parameters,
-    persistent values and their names are those of
-    :class:`chainer.links.BatchNormalization`, so snapshots of one load into the other.
+    The link computes what :class:`chainer.links.BatchNormalization` computes of one
+    batch that consists of all ranks' batches. These may have different sizes, or be
+    empty. The running statistics are those of the whole batch, the same on all ranks.
+    Parameters, persistent values and their names are those of
+    :class:`chainer.links.BatchNormalization`, so either link can load a snapshot of the
+    other.
 
-    While ``chainer.config.train`` is true, calling the link is collective, and so is
-    backward if any rank's input needs a gradient; each takes one exchange. Then
-    backward has to run on every rank, on those with an empty batch too. An input gets
-    the gradient of the sum of all ranks' losses. ``gamma`` and ``beta`` get this rank's
-    share, which :func:`create_multi_node_optimizer` averages like all gradients. While
-    ``chainer.config.train`` is false, the link uses its running statistics and doesn't
-    communicate.
+    While ``chainer.config.train`` is true, calling the link is collective. Backward is
+    collective, too, if any rank's input needs a gradient: it must run on every rank,
+    even with an empty batch. Each takes one exchange. An input gets the gradient of the
+    sum of all ranks' losses. ``gamma`` and ``beta`` get this rank's share of their
+    gradients, which :func:`create_multi_node_optimizer` averages like all gradients.
+    While ``chainer.config.train`` is false, the link uses its running statistics and
+    doesn't communicate.
 
     Args:
-        size: number of channels, or their shape if it has more axes; None if ``axis``
-            is given.
-        comm: the communicator; all its ranks take part.
-        decay: how much of the running statistics stays at each call.
+        size: the number of channels, or their shape if they have several axes; None if
+            ``axis`` is given.
+        comm: the communicator, all of whose ranks take part.
+        decay: the share of the running statistics that each call keeps.
         eps: added to the variance.
-        dtype: the dtype of the parameters and running statistics; None for
-            ``chainer.config.dtype`` (float32 where nothing is configured, and for
-            ``mixed16``), as Chainer's own link has it. Statistics of a batch are
-            computed in float32 or wider.
-        use_gamma: whether to scale the result by a parameter.
-        use_beta: whether to add a parameter to the result.
+        dtype: the dtype of the parameters and running statistics. None for
+            ``chainer.config.dtype``, or float32 if that is not set or ``mixed16``, as in
+            Chainer's link. A batch's statistics are computed in float32 or wider.
+        use_gamma: whether a parameter scales the result.
+        use_beta: whether a parameter is added to the result.
         initial_gamma: initializer, number or array; 1 by default.
         initial_beta: initializer, number or array; 0 by default.
-        communication_backend: ``"auto"``, ``"mpi"`` or ``"nccl"``. All go by the
-            communicator's ``handshake``, through host memory: statistics are small.
+        communication_backend: ``"auto"``, ``"mpi"`` or ``"nccl"``, all with the same
+            effect: statistics are small, and travel by the communicator's ``handshake``
+            through host memory.
         axis: the axes that are averaged over, as for :class:`chainer.links.BatchNormalization`.
         initial_avg_mean: as for :class:`chainer.links.BatchNormalization`.
         initial_avg_var: as for :class:`chainer.links.BatchNormalization`.
@@ -104,10 +105,10 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
         """Normalize this rank's part of the batch (collective while training).
 
         Args:
-            x: a variable or an array of floats, of shape ``(N, size, ...)``, or what
-                ``axis`` says; ``N`` may differ between ranks, and be 0.
-            finetune: accumulate running statistics with equal weights, as
-                :class:`chainer.links.BatchNormalization` does.
+            x: a variable or an array of floats with the shape ``(N, size, ...)``, or as
+                ``axis`` says. ``N`` may differ between ranks, and may be 0.
+            finetune: whether running statistics accumulate with equal weights, as in
+                :class:`chainer.links.BatchNormalization`.
 
         Returns:
             A variable of x's shape and dtype.
@@ -116,8 +117,8 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
             TypeError: ``x`` is no variable or array of floats, or is on another device.
             ValueError: the shape of ``x`` doesn't fit.
             PeerError: another rank raised one of these.
-            RankMismatchError: on all ranks, if they call different functions or links,
-                or if their channels differ.
+            RankMismatchError: ranks call different functions or links, or their
+                channels differ; raised on all ranks.
         """
         if not chainer.config.train:
             return super().forward(x, finetune=finetune)

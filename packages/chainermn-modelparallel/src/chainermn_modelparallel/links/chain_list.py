@@ -35,35 +35,32 @@ class _Route(NamedTuple):
 
 
 class MultiNodeChainList(ShardedLink, chainer.ChainList):
-    """This rank's components of a model that spans ranks.
+    """This rank's components of a model that spans several ranks.
 
-    Each rank makes a list, adds its components with :meth:`add_link` and calls it; a
-    component's result goes to other ranks' components. Components run in the order in
-    which they were added, and backward visits them the other way round, on each rank,
-    so backward meets no deadlock that forward did not.
+    Each rank makes a list (not collective), adds its components by :meth:`add_link`,
+    and calls the list. A component's result goes to components of other ranks. On each
+    rank, components run in the order in which they were added, and backward visits them
+    in the reverse order. So backward can't deadlock if forward didn't.
 
-    Calling it runs forward. Its arguments go to each component with ``rank_in=None``;
-    it returns the result of the component with ``rank_out=None``, of whatever type;
-    backward through the variables in it, also within tuples, lists and dicts, goes on
-    to the other ranks. A rank without such a component gets a delegate variable without
-    data (float32 of shape ``(0,)``); call its ``backward``, which takes part in the
-    other ranks' backward. Gradients can't be differentiated again by way of a rank
-    whose first component begins with what it receives. That rank has no variable of its
-    own from which it could take part in a second backward, so the second backward
-    raises RankMismatchError on the rank that sent. Write such a model with :func:`recv`
-    and its ``delegate_variable``.
+    A call runs forward. Its arguments go to each component with ``rank_in=None``. The
+    call returns the result of the component with ``rank_out=None``, of any type.
+    Backward through the variables in it, also inside tuples, lists and dicts, continues
+    on the other ranks. A rank without such a component gets a delegate variable without
+    data (float32 of shape ``(0,)``); it must call this variable's ``backward``.
 
-    The list holds only this rank's parameters: optimizers, serializers and
-    ``to_device`` work as with any :class:`chainer.ChainList`. A copy, deep or not, has
-    the same communicator.
+    Gradients can't be differentiated again through a rank whose first component
+    receives its input from another rank, because no variable of this rank could start a
+    second backward. The second backward then raises RankMismatchError on the sender.
+    Write such a model with :func:`recv` and its ``delegate_variable``.
 
-    Hooks of Chainer's optimizers see only this rank's parameters, too. Under an
-    optimizer of Chainer, ``GradientClipping`` scales each rank's gradients by the norm
-    of that rank's part, unlike one process, and nothing reports it. Add
-    ``chainermn.MultiNodeGradientClipping`` instead, whose norm is that of the whole
-    model.
+    The list holds only this rank's parameters. Optimizers, serializers and
+    ``to_device`` work as with any :class:`chainer.ChainList`. A copy, shallow or deep,
+    has the same communicator.
 
-    Making one is not collective.
+    Hooks of an optimizer see only this rank's parameters, too. With an optimizer of
+    Chainer, ``GradientClipping`` would scale each rank's gradients by the norm of that
+    rank's part, and nothing reports this. Use ``chainermn.MultiNodeGradientClipping``,
+    which takes the norm of the whole model.
 
     Args:
         comm: the communicator of all ranks that hold components.
@@ -88,18 +85,18 @@ class MultiNodeChainList(ShardedLink, chainer.ChainList):
 
         Args:
             link: the component. With ``rank_in`` it is called with one argument for
-                each rank that it receives from: a variable, or a tuple if the sender's
-                returned several.
-            rank_in: the rank, or an iterable of ranks, from which it receives, in this
-                order; None for the arguments of the model.
+                each rank from which it receives: a variable, or a tuple if the sender's
+                component returned several variables.
+            rank_in: the rank, or an iterable of ranks, from which the component receives
+                its arguments, in this order; None for the arguments of the model.
             rank_out: the rank, or an iterable of ranks, to which its result is sent;
-                None to make the result the model's output. Only one component can give
-                the model's output. A rank may send to a later component of its own.
+                None if the result is the model's output, which only one component can
+                give. A rank may send to a later component of its own.
 
         Raises:
             TypeError: ``link`` is no link.
             ValueError: there is no such rank, a list of ranks is empty, or another
-                component gives the model's output already.
+                component already gives the model's output.
         """
         here = self._comm.rank
         if not isinstance(link, chainer.Link):
@@ -135,9 +132,8 @@ class MultiNodeChainList(ShardedLink, chainer.ChainList):
         """Run this rank's components, see the class (collective over ranks with components).
 
         Raises:
-            TypeError: a component with a ``rank_out`` returned something else than a
-                variable, an array, or a tuple or list of them. A component without a
-                ``return`` returned None.
+            TypeError: a component with a ``rank_out`` returned something other than a
+                variable, an array, or a tuple or list of these, such as None.
             ValueError: there is no component, or a component sends to this rank or
                 receives from it, and no other component of this rank is the other end.
             RuntimeError: the call is part of the ``update`` of an optimizer that adapts

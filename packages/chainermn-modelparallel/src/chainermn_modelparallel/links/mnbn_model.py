@@ -19,13 +19,13 @@ from .batch_normalization import MultiNodeBatchNormalization
 def create_mnbn_model(
     link: chainer.Link, comm: CommunicatorBase, communication_backend: str = "auto"
 ) -> Any:
-    """Copy a model, with every batch normalization made a multi-node one (not collective).
+    """Copy a model, with multi-node batch normalizations for ordinary ones (not collective).
 
     The copy has the classes, structure, parameters, persistent values, update rules and
-    names of the original, and arrays of its own; link hooks and communicators are
-    shared with it. Each :class:`chainer.links.BatchNormalization` in the model, at
-    whatever depth, is a :class:`MultiNodeBatchNormalization` in the copy. A link that
-    occurs in several places of the model is one link in the same places of the copy.
+    names of the original, but its own arrays. It shares link hooks and communicators
+    with the original. Each :class:`chainer.links.BatchNormalization` at any depth of the
+    model is a :class:`MultiNodeBatchNormalization` in the copy. A link that occurs in
+    several places of the model is one link in the same places of the copy.
 
     Args:
         link: any link: a chain, chain list, sequential, or a batch normalization

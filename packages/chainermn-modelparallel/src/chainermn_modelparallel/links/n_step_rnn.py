@@ -21,9 +21,9 @@ def create_multi_node_n_step_rnn(
     rank_in: int | None = None,
     rank_out: int | None = None,
 ) -> MultiNodeNStepRNN:
-    """Make a stacked RNN receive its first states from another rank, and send its last ones to one.
+    """Make a stacked RNN that gets its first states from, or sends its last ones to, a rank.
 
-    An encoder and a decoder on two ranks::
+    Making the link is not collective. An encoder and a decoder on two ranks::
 
         # rank 0
         encoder = create_multi_node_n_step_rnn(L.NStepLSTM(...), comm, rank_out=1)
@@ -33,21 +33,19 @@ def create_multi_node_n_step_rnn(
         decoder = create_multi_node_n_step_rnn(L.NStepLSTM(...), comm, rank_in=0)
         _, _, ys, _ = decoder(ts)
 
-    Making the link is not collective.
-
     Args:
-        actual_link: one of Chainer's ``NStep...`` links, one- or bidirectional, or a
-            user's own on the same base.
-        communicator: the communicator of these ranks.
-        rank_in: the rank whose link has this one as its ``rank_out``; None to start
-            from the states that are given in the call.
-        rank_out: the rank that the last states go to; None to keep them.
+        actual_link: a ``NStep...`` link of Chainer, uni- or bidirectional, or a link of
+            the user's with the same base class.
+        communicator: a communicator that has these ranks.
+        rank_in: the rank that sends the first states, whose ``rank_out`` is this rank;
+            None to start from the states that the call passes.
+        rank_out: the rank to which the last states go; None to keep them.
 
     Returns:
         The link; see :class:`MultiNodeNStepRNN`.
 
     Raises:
-        TypeError: an argument is of the wrong type.
+        TypeError: an argument has the wrong type.
         ValueError: there is no such other rank.
     """
     if not isinstance(actual_link, NStepRNNBase):  # subclasses of users, too
@@ -64,15 +62,15 @@ def create_multi_node_n_step_rnn(
 class MultiNodeNStepRNN(ShardedLink, chainer.Chain):
     """A stacked RNN that receives its first states, or sends its last ones.
 
-    A call takes ``xs``, as ``actual_rnn`` does. If there is no ``rank_in``, the initial
-    states (``hx, cx`` of an LSTM, ``hx`` of the other networks) may be given before
-    ``xs``. A call returns the results of ``actual_rnn``, ``hy, cy, ys`` or ``hy, ys``,
-    and a delegate variable, which is None if there is no ``rank_out``. Call the
-    delegate's ``backward``, or :func:`~chainermn.functions.pseudo_connect` it to the
-    loss, so that the gradients of the states come back.
+    A call takes ``xs``, as ``actual_rnn`` does. Without ``rank_in``, the first states
+    may be passed before ``xs``: ``hx, cx`` of an LSTM, ``hx`` of other networks. A call
+    returns the results of ``actual_rnn``, ``hy, cy, ys`` or ``hy, ys``, and a delegate
+    variable, which is None without ``rank_out``. So that the gradients of the states
+    come back, call the delegate variable's ``backward``, or connect it to the loss by
+    :func:`~chainermn.functions.pseudo_connect`.
 
     Attributes:
-        actual_rnn: the link.
+        actual_rnn: the actual link.
     """
 
     def __init__(
@@ -98,7 +96,7 @@ class MultiNodeNStepRNN(ShardedLink, chainer.Chain):
         """Run the network; see the class.
 
         Raises:
-            TypeError: states are given, and come from another rank, too.
+            TypeError: the call passes states although they come from another rank.
             ValueError: the other rank has sent states of another kind of network.
             RuntimeError: the call is part of the ``update`` of an optimizer that adapts
                 a loss scale for this rank alone; see :func:`share_loss_scale`.

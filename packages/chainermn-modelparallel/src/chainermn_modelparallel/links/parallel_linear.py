@@ -147,31 +147,31 @@ class _ParallelLinear(ShardedLink, L.Linear):
 
 
 class ColumnParallelLinear(_ParallelLinear):
-    """A linear layer whose outputs are divided among the ranks: each has some columns of y.
+    """A linear layer whose outputs are divided among ranks: each rank computes some columns of y.
 
-    Rank r holds the rows of ``W``, and the elements of ``b``, that make its columns.
-    All ranks call the link with the same x (collective, as is backward) and compute the
-    same loss, which counts once: gradients are those of one process with
+    Each rank holds the rows of ``W`` and the elements of ``b`` for its columns. All
+    ranks call the link with the same x (collective, like backward) and compute the same
+    loss, which counts once. So gradients are those of one process with
     :class:`chainer.links.Linear`.
 
-    Seed all ranks alike: then the parts are those of the matrix that one process would
-    draw, and the random numbers of the ranks stay in step. The parts must not be
-    averaged over ``comm``: a multi-node optimizer needs a communicator of ranks that
-    hold the same part (``comm.split``). A snapshot holds this rank's part alone, so
-    save and load one for each rank, with the same number of ranks; to take over a whole
-    :class:`chainer.links.Linear`, give its arrays as ``initialW`` and ``initial_bias``.
+    Seed all ranks alike: then their shards form the matrix that one process would draw,
+    and their random generators stay in step. Shards must not be averaged over ``comm``:
+    a multi-node optimizer needs a communicator of ranks that hold the same shard
+    (``comm.split``). A snapshot holds this rank's shard alone, so save and load a
+    snapshot on each rank, with the same number of ranks. To take over a whole
+    :class:`chainer.links.Linear`, pass its arrays as ``initialW`` and ``initial_bias``.
 
     Args:
-        in_size: number of inputs.
-        out_size: number of outputs of all ranks together, at least one for each.
+        in_size: the number of inputs.
+        out_size: the number of outputs of all ranks together, at least one per rank.
         comm: the communicator whose ranks divide the matrix.
-        nobias: without ``b``.
-        initialW: initializer, number, or array of shape ``(out_size, in_size)``, of the
-            whole matrix; as for :class:`chainer.links.Linear`.
-        initial_bias: likewise, of shape ``(out_size,)``.
-        gather_output: whether every rank gets all of y. Without it, a
-            :class:`RowParallelLinear` with ``input_is_parallel`` can take this rank's
-            columns.
+        nobias: whether to leave out ``b``.
+        initialW: initializer, number, or array of shape ``(out_size, in_size)`` for the
+            whole matrix, as for :class:`chainer.links.Linear`.
+        initial_bias: initializer, number, or array of shape ``(out_size,)`` for the
+            whole of ``b``.
+        gather_output: whether every rank gets all of y. Otherwise each rank gets its own
+            columns, for a :class:`RowParallelLinear` with ``input_is_parallel``.
 
     Raises:
         TypeError: ``comm`` is no communicator.
@@ -201,15 +201,15 @@ class ColumnParallelLinear(_ParallelLinear):
                 Further axes are flattened into the second.
 
         Returns:
-            A variable of shape ``(N, out_size)``, or with this rank's columns only.
+            A variable of shape ``(N, out_size)``, or only this rank's columns of it.
 
         Raises:
             TypeError: ``x`` is no variable or array.
             ValueError: ``x`` is a parameter that is not initialised.
             PeerError: another rank raised one of these.
-            RankMismatchError: on all ranks, if the shapes, dtypes or values of ``x``
-                differ, if the ranks drew different matrices or have made different
-                numbers of steps, or if they call different links or functions.
+            RankMismatchError: ranks have different shapes, dtypes or values of ``x``,
+                have drawn different matrices, have made different numbers of steps, or
+                call different links or functions; raised on all ranks.
             chainer.utils.type_check.InvalidType: the shape of ``x`` doesn't fit.
         """
         (whole,) = self._apply("copy_to_region", lambda: self._inputs(self._matrix(x)))
@@ -223,21 +223,21 @@ class ColumnParallelLinear(_ParallelLinear):
 
 
 class RowParallelLinear(_ParallelLinear):
-    """A linear layer whose inputs are divided among the ranks: each takes some columns of x.
+    """A linear layer whose inputs are divided among ranks: each rank takes some columns of x.
 
-    Rank r holds the columns of ``W`` that take its inputs; ``b`` is the same on all
-    ranks. The ranks' products are summed, and all get the whole of y (collective, as is
+    Each rank holds the columns of ``W`` for its inputs; ``b`` is the same on all ranks.
+    The ranks' products are summed, and every rank gets all of y (collective, like
     backward). See :class:`ColumnParallelLinear` for seeds, optimizers and snapshots.
 
     Args:
-        in_size: number of inputs of all ranks together, at least one for each.
-        out_size: number of outputs.
+        in_size: the number of inputs of all ranks together, at least one per rank.
+        out_size: the number of outputs.
         comm: as for :class:`ColumnParallelLinear`.
         nobias: as for :class:`ColumnParallelLinear`.
         initialW: as for :class:`ColumnParallelLinear`.
         initial_bias: as for :class:`ColumnParallelLinear`.
-        input_is_parallel: whether x is this rank's columns alone, as a
-            :class:`ColumnParallelLinear` without ``gather_output`` gives them.
+        input_is_parallel: whether x has only this rank's columns, as a
+            :class:`ColumnParallelLinear` without ``gather_output`` returns them.
 
     Raises:
         TypeError, ValueError: as for :class:`ColumnParallelLinear`.
@@ -262,9 +262,9 @@ class RowParallelLinear(_ParallelLinear):
         """Return the linear map of x (collective).
 
         Args:
-            x: a variable or an array of shape ``(N, in_size)`` and the same on all
-                ranks, or with this rank's columns if ``input_is_parallel``. Further
-                axes are flattened into the second.
+            x: a variable or an array of shape ``(N, in_size)``, the same on all ranks;
+                with ``input_is_parallel``, only this rank's columns of it. Further axes
+                are flattened into the second.
 
         Returns:
             A variable of shape ``(N, out_size)``, the same on all ranks.

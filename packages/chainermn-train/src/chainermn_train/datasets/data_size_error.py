@@ -1,8 +1,8 @@
-"""The error of older versions that data are too large to send."""
+"""The error of older versions for data that are too large to send."""
 
 
 class DataSizeError(RuntimeError):
-    """Data are too large to send: no size is any more, so nothing raises this error.
+    """Data are too large to send. No size is too large now, so nothing raises this error.
 
-    The class is there for scripts that catch it.
+    The class exists for scripts that catch it.
     """

@@ -12,22 +12,22 @@ from ..collective_errors import bcast_checked, require_communicator, require_int
 def get_n_iterations_for_one_epoch(
     dataset: Any, local_batch_size: int, comm: CommunicatorBase
 ) -> int:
-    """Return in how many iterations rank 0 goes through its data set once (collective).
+    """Return the number of iterations in which rank 0 goes through its data set (collective).
 
-    The last batch may be smaller. With :func:`scatter_dataset`, the parts of other
-    ranks take as many (or, with ``force_equal_length=False``, perhaps one less).
+    The last batch may be smaller. Parts of :func:`scatter_dataset` take as many
+    iterations on other ranks, or with ``force_equal_length=False`` perhaps one less.
 
     Args:
-        dataset: on rank 0 its part of the data set, anything with ``len()``; ignored
-            elsewhere.
-        local_batch_size: on rank 0 the number of examples in its batches; ignored
-            elsewhere.
-        comm: the ranks.
+        dataset: on rank 0 its part of the data set, anything with ``len()``; ignored on
+            other ranks.
+        local_batch_size: on rank 0 the number of examples in a batch; ignored on other
+            ranks.
+        comm: the communicator of the ranks that train together.
 
     Raises:
         TypeError, ValueError: on rank 0, an argument is not as above (PeerError on the
-            others).
-        TypeError: ``comm`` is not a communicator; raised at once on this rank only.
+            other ranks).
+        TypeError: ``comm`` is no communicator; raised at once on this rank alone.
     """
     operation = "get_n_iterations_for_one_epoch"
     comm = require_communicator(comm, operation)
@@ -44,12 +44,11 @@ def get_n_iterations_for_one_epoch(
 def get_epoch_trigger(
     n_epochs: float, dataset: Any, local_batch_size: int, comm: CommunicatorBase
 ) -> tuple[float, str]:
-    """Return ``n_epochs`` of :func:`get_n_iterations_for_one_epoch` as a trigger (collective).
+    """Return ``n_epochs`` epochs as a trigger ``(number, "iteration")`` (collective).
 
-    The trigger is ``(number, "iteration")``, and fires at the same iterations on all
-    ranks, also where the epochs of their data sets don't end at the same time.
-    ``dataset``, ``local_batch_size`` and ``comm`` are those of that function, which
-    raises the errors.
+    The trigger fires at the same iterations on all ranks, even if the epochs of their
+    data sets don't end at the same time. ``dataset``, ``local_batch_size``, ``comm`` and
+    the errors that are raised are those of :func:`get_n_iterations_for_one_epoch`.
     """
     return n_epochs * get_n_iterations_for_one_epoch(
         dataset, local_batch_size, comm

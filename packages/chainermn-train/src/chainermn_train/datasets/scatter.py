@@ -27,52 +27,51 @@ def scatter_dataset(
 ) -> SubDataset:
     """Divide the data set of one rank among all ranks, in almost equal parts (collective).
 
-    Every rank receives its own examples only: slices of NumPy arrays as arrays, lists
-    as lists, paths as paths, also inside Chainer's ``TupleDataset``, ``DictDataset``,
+    Each rank receives only its own examples. NumPy arrays and lists are divided into
+    arrays and lists, also inside Chainer's ``TupleDataset``, ``DictDataset``,
     ``SubDataset``, ``ConcatenatedDataset``, ``TransformDataset``, ``ImageDataset`` and
-    ``LabeledImageDataset``, and subclasses that override none of ``__getitem__``,
-    ``get_example`` and ``__len__``. No example is computed or read on the way. Only
-    another class itself can divide its data sets, so each rank receives them whole, and
-    data sets that are made of such ones alone: the result is ``SubDataset(dataset,
-    begin, end, order)``, as with :func:`scatter_index`, and ``_dataset`` of the result
-    is the object.
+    ``LabeledImageDataset``, and inside subclasses that override none of
+    ``__getitem__``, ``get_example`` and ``__len__``. Paths stay paths: no example is
+    computed or read on the way. A data set of any other class can't be divided, so each
+    rank receives it whole: the result is ``SubDataset(dataset, begin, end, order)``, as
+    with :func:`scatter_index`, and its attribute ``_dataset`` is the whole data set.
 
-    Arrays lie in a file without a name, in ``/dev/shm`` or, if that has no room, in the
-    temporary folder, as long as the data set lives. Examples of arrays are views;
-    changes in place stay in this process's data set. A pickle of the data set refers to
-    the file, so that worker processes share the arrays: the pickle can be loaded on the
+    The arrays lie in a file without a name, in ``/dev/shm`` or, if there is no room, in
+    the temporary folder, as long as the data set lives. Examples are views of the
+    arrays; changes in place stay in this process. A pickle of the data set refers to
+    the file, so that worker processes share the arrays. The pickle can be loaded on the
     same machine, by the same user, while the process that made it has the data set;
-    else loading raises OSError. Arrays of Python objects, lists, and examples taken
-    from the data set are pickled as ever.
+    otherwise loading raises OSError. Arrays of Python objects, lists, and single
+    examples are pickled as usual.
 
     Args:
-        dataset: at ``root`` anything with ``len()`` and integer indices; ignored
-            elsewhere. It may be empty, or have fewer examples than there are ranks.
+        dataset: at ``root`` anything with ``len()`` and integer indices; ignored on
+            other ranks. It may be empty, or have fewer examples than there are ranks.
         comm: a ChainerMN communicator or an mpi4py intracommunicator.
         root: the rank whose data set is divided.
-        shuffle: whether examples are put in random order first.
-        seed: from 0 to 2**32 - 1; the same seed gives the same subsets whenever the
-            numbers of examples and ranks are the same. None for another order each
-            time. Only used by ``root``, as are the following.
-        max_buf_len: accepted for scripts of ChainerMN 1.3; messages have 1 MiB at most,
-            and the tag 32001, which no other message may have meanwhile.
-        force_equal_length: give all ranks the same number of examples, so that they do
-            the same number of iterations in an epoch; if the number of examples is not
-            divisible by the number of ranks, up to one example a rank then goes to two
-            ranks. False gives each example to exactly one rank, and one more to the
-            first ranks than to the others.
+        shuffle: whether examples are put in random order first. Only ``root``'s value
+            counts, as for the following arguments.
+        seed: from 0 to 2**32 - 1. The same seed gives the same parts if the numbers of
+            examples and ranks are the same. None for another order each time.
+        max_buf_len: accepted for scripts of ChainerMN 1.3, without effect. Messages
+            have at most 1 MiB, and the tag 32001, which no other message may have
+            meanwhile.
+        force_equal_length: whether all ranks get the same number of examples, and so
+            make the same number of iterations per epoch. If the number of ranks doesn't
+            divide the number of examples, some examples go to two ranks, at most one
+            per rank. If False, each example goes to exactly one rank, and the first
+            ranks get one example more than the other ranks.
 
     Returns:
         This rank's part, a :class:`chainer.datasets.SubDataset`.
 
     Raises:
-        TypeError, ValueError: an argument is not as above, on any rank. That rank
-            raises this error, the others a :class:`~chainermn_comm.errors.PeerError`
-            that names it. So do they if the root fails to take or pickle a part, or a
-            rank to unpickle its own.
-        RankMismatchError: on all ranks, if they name different roots.
-        OSError: there is no room for the arrays; raised likewise.
-        TypeError: ``comm`` is not a communicator; raised at once on this rank only.
+        TypeError, ValueError: an argument on this rank is not as above; or the root
+            fails to take or pickle a part, or this rank to unpickle its part
+            (:class:`~chainermn_comm.errors.PeerError` on the other ranks).
+        RankMismatchError: ranks name different roots; raised on all ranks.
+        OSError: there is no room for the arrays (PeerError on the other ranks).
+        TypeError: ``comm`` is no communicator; raised at once on this rank alone.
     """
     with _chainermn_communicator(comm, "scatter_dataset") as communicator:
         order = None
@@ -94,13 +93,13 @@ def scatter_dataset(
 def scatter_index(
     n_total_samples: int, comm: Any, root: int = 0, *, force_equal_length: bool = True
 ) -> tuple[int, int]:
-    """Divide the indices of a data set that all ranks have among them (collective).
+    """Divide among all ranks the indices of a data set that every rank has (collective).
 
-    With an order that all ranks share, ``SubDataset(dataset, begin, end, order)`` is
-    what :func:`scatter_dataset` gives, and no example is sent.
+    With an order that is equal on all ranks, ``SubDataset(dataset, begin, end, order)``
+    is the same as the result of :func:`scatter_dataset`, and no example is sent.
 
     Args:
-        n_total_samples: at ``root`` the number of examples; ignored elsewhere.
+        n_total_samples: at ``root`` the number of examples; ignored on other ranks.
         comm: a ChainerMN communicator or an mpi4py intracommunicator.
         root: the rank whose ``n_total_samples`` counts.
         force_equal_length: as in :func:`scatter_dataset`.
@@ -122,10 +121,10 @@ def scatter_index(
 
 
 def create_empty_dataset(dataset: Any) -> list[tuple[()]]:
-    """Return a data set as long as ``dataset`` whose examples are all ``()``.
+    """Return a list as long as ``dataset`` whose examples are all ``()`` (not collective).
 
     The result is for the ranks of a model-parallel network that neither take inputs nor
-    give outputs. Chainer's converter makes ``()`` of a batch of these examples, so the
+    give outputs. Chainer's converter turns a batch of these examples into ``()``, so the
     model is called without arguments.
 
     Args:

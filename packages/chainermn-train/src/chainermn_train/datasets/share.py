@@ -16,19 +16,19 @@ _OPERATION = "share_dataset"
 def share_dataset(dataset: Any, comm: CommunicatorBase, root: int = 0) -> Any:
     """Give one rank's data set to all, with one copy of its arrays on each machine (collective).
 
-    It is for iterators with a :class:`DistributedOrderSampler`, which deals its
-    examples over all ranks anew in each epoch. Arrays travel, and lie in memory that
-    the ranks of a machine share, as :func:`scatter_dataset` says. Lists and data sets
-    of other classes are copied to each rank.
+    The result is for iterators with a :class:`DistributedOrderSampler`, which divides
+    the examples among ranks anew in each epoch. Arrays lie in memory that the ranks of
+    a machine share, as with :func:`scatter_dataset`. Lists and data sets of other
+    classes are copied to each rank.
 
     Args:
-        dataset: at ``root`` anything with ``len()`` and integer indices; ignored
-            elsewhere.
+        dataset: at ``root`` anything with ``len()`` and integer indices; ignored on
+            other ranks.
         comm: a ChainerMN communicator.
-        root: the rank whose data set it is.
+        root: the rank that has the data set.
 
     Returns:
-        A data set with all examples, in their order.
+        A data set with all examples in their order.
 
     Raises:
         TypeError, ValueError, RankMismatchError, OSError: as :func:`scatter_dataset`

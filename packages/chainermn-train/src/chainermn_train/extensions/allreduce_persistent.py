@@ -1,4 +1,4 @@
-"""The extension that averages a model's persistent values, such as running means, over ranks."""
+"""An extension that averages a model's persistent values, such as running means, over ranks."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ _Form: TypeAlias = tuple[str, tuple[int, ...]]
 class AllreducePersistent(training.Extension):
     """Replaces each persistent float of a model by its mean over ranks.
 
-    It is meant for the running mean and variance of
-    :class:`~chainer.links.BatchNormalization`. Each rank has its own; their mean stands
-    for more examples. Calling it before the model is stored or evaluated is enough: by
-    default it runs once an epoch, before extensions of ``PRIORITY_WRITER`` such as
-    evaluators.
+    The extension is meant for the running mean and variance of
+    :class:`~chainer.links.BatchNormalization`, of which each rank has its own. It needs
+    to run only before the model is saved or evaluated: by default it runs once per
+    epoch, before extensions of ``PRIORITY_WRITER`` such as evaluators.
 
-    Floats of every width, as arrays on the host or a GPU or as scalars, are averaged in
-    float32 or wider. Arrays are changed in place.
-    Everything else (integers such as ``BatchNormalization.N``, complex numbers,
-    strings) is left alone. A value that is still None on some ranks, as in a link that
-    has had no examples there, counts nothing there, and gets the others' mean.
+    Floats of any width, as scalars or as arrays on the host or a GPU, are averaged in
+    float32 or wider. Arrays are changed in place. Other values, such as the integer
+    ``BatchNormalization.N``, complex numbers and strings, are left alone. If a value is
+    still None on some ranks, because a link has had no examples there, these ranks get
+    the mean of the other ranks.
 
-    Calling it is collective: its trigger has to fire on all ranks at the same time.
+    Calling the extension is collective, so its trigger must fire on all ranks at the
+    same time.
 
     Args:
         model: the :class:`chainer.Link` whose persistent values are averaged.
         comm: the ranks.
 
     Raises:
-        TypeError: an argument is not a link or not a communicator.
+        TypeError: ``model`` is no link, or ``comm`` no communicator.
     """
 
     trigger = (1, "epoch")
@@ -57,8 +57,8 @@ class AllreducePersistent(training.Extension):
         """Average the persistent values (collective); ``trainer`` is not used.
 
         Raises:
-            RankMismatchError: on all ranks, when a persistent float is missing on some
-                of them, or is no float, or has another shape or dtype there.
+            RankMismatchError: on some ranks a persistent float is missing, is no float,
+                or has another shape or dtype; raised on all ranks.
         """
         slots = {slot.name: slot for slot in persistent_slots(self.model)}
         views = allgather_checked(

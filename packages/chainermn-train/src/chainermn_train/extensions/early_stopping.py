@@ -1,4 +1,4 @@
-"""The stop trigger that ends training on all ranks at once, when a value no longer improves."""
+"""A stop trigger that ends training on all ranks at once when a value no longer improves."""
 
 from __future__ import annotations
 
@@ -17,35 +17,36 @@ from ..host_arrays import to_host
 class MultiNodeEarlyStoppingTrigger(EarlyStoppingTrigger):
     """Chainer's :class:`~chainer.training.triggers.EarlyStoppingTrigger` for all ranks together.
 
-    Pass it as ``stop_trigger`` to the :class:`~chainer.training.Trainer` of every rank.
-    At each check the mean of what all ranks observed since the last one is compared
-    with the best mean so far, so all ranks come to the same decision. Ranks that
-    observed nothing count nothing. Where none did, rank 0 warns, and training goes on.
+    Pass the trigger as ``stop_trigger`` to the :class:`~chainer.training.Trainer` of
+    every rank. Each check compares the mean of all values that ranks have observed
+    since the last check with the best mean so far, so all ranks make the same decision.
+    Ranks that have observed nothing don't count. If no rank has observed anything, rank
+    0 warns, and training goes on.
 
-    Each call is collective (one small exchange): as soon as ``max_trigger`` fires on
-    one rank, all ranks stop, and as soon as ``check_trigger`` fires on one, all ranks
-    check. Either may thus be a trigger that depends on the rank, such as a
+    Each call is collective (one small exchange). As soon as ``max_trigger`` fires on one
+    rank, all ranks stop; as soon as ``check_trigger`` fires on one rank, all ranks
+    check. So either may be a trigger that depends on the rank, such as a
     :class:`~chainer.training.triggers.TimeTrigger`.
 
-    Unlike Chainer's, it is saved with the trainer, so that a resumed training stops
-    when an uninterrupted one would have.
+    Unlike Chainer's trigger, it is saved with the trainer, so that a resumed training
+    stops when an uninterrupted one would have stopped.
 
     Args:
         comm: the ranks.
-        check_trigger: when to compare: a trigger, or a tuple such as ``(1, 'epoch')``.
-        monitor: the observation to compare, such as ``'validation/main/loss'``: a
-            number.
+        check_trigger: when to check: a trigger, or a tuple such as ``(1, 'epoch')``.
+        monitor: the name of the observation to compare, such as
+            ``'validation/main/loss'``; its values are numbers.
         patience: the number of checks in a row without a better mean after which
-            training stops; None for 3. ``patients`` is accepted for it, as in Chainer.
-        mode: ``'min'`` or ``'max'``, what is better; ``'auto'`` takes ``'max'`` if
-            ``monitor`` has ``accuracy`` in it.
-        verbose: print on rank 0 when training stops early.
+            training stops; None for 3. ``patients`` is its other name, as in Chainer.
+        mode: ``'min'`` if smaller means are better, ``'max'`` if larger ones are;
+            ``'auto'`` means ``'max'`` if ``monitor`` contains ``accuracy``.
+        verbose: whether rank 0 prints a line when training stops early.
         max_trigger: when to stop in any case.
-        suffix: what is added to ``monitor`` for the name under which the mean that was
-            compared is put into the observation.
+        suffix: added to ``monitor``, it is the name under which the compared mean is
+            reported.
 
     Raises:
-        TypeError: ``comm`` is not a communicator.
+        TypeError: ``comm`` is no communicator.
     """
 
     best: float
@@ -77,8 +78,8 @@ class MultiNodeEarlyStoppingTrigger(EarlyStoppingTrigger):
         """Return whether training should stop, the same on all ranks (collective).
 
         Raises:
-            BaseException: whatever a trigger raises on this rank (PeerError on the
-                others).
+            BaseException: the error of a trigger on this rank (PeerError on the other
+                ranks).
         """
         self._trainer = weakref.ref(trainer)
 

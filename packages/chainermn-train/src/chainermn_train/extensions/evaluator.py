@@ -1,4 +1,4 @@
-"""The multi-node evaluator: each rank evaluates its own examples, every rank gets the mean."""
+"""The multi-node evaluator: each rank evaluates its own examples, and all ranks get the mean."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ _Results: TypeAlias = dict[str, tuple[Any, Any]]
 def create_multi_node_evaluator(
     actual_evaluator: Any, communicator: CommunicatorBase
 ) -> Any:
-    """Make an evaluator report the mean over all ranks' examples, on every rank.
+    """Make an evaluator report the mean over all ranks' examples, on every rank (not collective).
 
     Its ``evaluate()`` becomes collective: all ranks must call it, or run trainers that
-    do so at the same time. A rank without examples counts nothing, and the original
-    ``evaluate()`` is not called there. A value that only some ranks report is the mean
-    over those.
+    do so at the same time. A rank without examples doesn't count, and doesn't call the
+    original ``evaluate()``. A value that only some ranks report is the mean over these
+    ranks.
 
-    Where ``evaluate`` is Chainer's own, each batch counts by its ``len()``, also one
-    that is shorter than the others, unless the model reports a pair (value, weight). So
-    the result is that of the whole data set, on any number of ranks, if each example is
-    on one rank: ``scatter_dataset(..., force_equal_length=False)``. Examples that
-    :func:`scatter_dataset` gives to two ranks, to make their parts equal, count twice.
+    With Chainer's own ``evaluate``, each batch has its length as its weight, unless the
+    model reports pairs (value, weight). So on any number of ranks the result is that of
+    the whole data set, if each example is on one rank:
+    ``scatter_dataset(..., force_equal_length=False)``. Otherwise examples that
+    :func:`scatter_dataset` gives to two ranks count twice.
 
-    The result of an ``evaluate`` of the user's own counts as much as there are examples
-    in the data set of the rank's ``'main'`` iterator. Where no rank's main iterator has
-    a ``dataset`` (an evaluator class that iterates by itself), ranks count equally.
-    ``super().evaluate()`` in it gives the rank's own result, in which Chainer counts
-    each batch equally. A mean has the type that the ranks' values have: a float, a
-    NumPy scalar or array on the host, or a variable, of the same dtype (float64 for
-    integers).
+    With an ``evaluate`` of the user's own, a rank's result has as its weight the length
+    of the data set of its ``'main'`` iterator. If no rank's main iterator has a
+    ``dataset``, because the evaluator iterates by itself, all ranks have the same
+    weight. In such a method, ``super().evaluate()`` gives the rank's own result, in
+    which Chainer counts each batch equally.
 
-    ``evaluate()`` raises on all ranks what fails on one of them: the error itself
-    there, a :class:`~chainermn_comm.errors.PeerError` that names the rank on the
-    others. A deep copy has the same communicator; a shallow copy evaluates as the
-    original. The evaluator can't be pickled (TypeError).
+    A mean has the type of the ranks' values: a float, a NumPy scalar or array on the
+    host, or a variable, with the same dtype (float64 for integers).
+
+    If ``evaluate()`` fails on one rank, this rank raises the error, and all others a
+    :class:`~chainermn_comm.errors.PeerError`. A deep copy has the same communicator; a
+    shallow copy evaluates as the original. Pickling the evaluator raises TypeError.
 
     Args:
         actual_evaluator: an instance of :class:`chainer.training.extensions.Evaluator`
@@ -58,13 +58,12 @@ def create_multi_node_evaluator(
         communicator: the ranks that evaluate together.
 
     Returns:
-        ``actual_evaluator`` itself, changed as above and still an instance of its
-        class.
+        ``actual_evaluator`` itself, still an instance of its class.
 
     Raises:
-        TypeError: an argument is not an evaluator or not a communicator, or the
-            evaluator is a multi-node evaluator already.
-        AttributeError: the evaluator takes no attributes, as its class has
+        TypeError: an argument is no evaluator or no communicator, or the evaluator is
+            already a multi-node evaluator.
+        AttributeError: the evaluator takes no attributes, because its class has
             ``__slots__``.
     """
     communicator = require_communicator(communicator, "create_multi_node_evaluator")

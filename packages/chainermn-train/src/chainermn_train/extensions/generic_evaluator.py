@@ -1,4 +1,4 @@
-"""The evaluator for metrics that are not means: all ranks' outputs are gathered on one."""
+"""The evaluator for metrics that are not means: one rank gathers the outputs of all ranks."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _OPERATION = "GenericMultiNodeEvaluator"
 class GenericMultiNodeEvaluator(Evaluator):
     """Evaluates a model on all ranks' examples with a metric that needs all outputs at once.
 
-    The evaluator is for metrics such as the area under a curve, which can't be averaged
-    over ranks. Override :meth:`calc_local`, what a rank makes of one batch, and
-    :meth:`aggregate`, what one rank makes of all ranks' results::
+    The evaluator is for metrics that can't be averaged over ranks, such as the area
+    under a curve. Override :meth:`calc_local`, which computes a rank's result of one
+    batch, and :meth:`aggregate`, which combines all ranks' results on one rank::
 
         class Auc(GenericMultiNodeEvaluator):
             def calc_local(self, x, t):
@@ -41,31 +41,32 @@ class GenericMultiNodeEvaluator(Evaluator):
                 score, truth = map(np.concatenate, zip(*results))
                 return {"auc": roc_auc_score(truth, score)}
 
-    A rank holds the results of all its batches until the last one, and ``root`` then those
-    of all ranks, so return no more from ``calc_local`` than ``aggregate`` needs. Ranks
-    may have different numbers of examples, or none.
+    A rank holds the results of all its batches until its last batch, and then ``root``
+    holds the results of all ranks. So ``calc_local`` should return no more than
+    ``aggregate`` needs. Ranks may have different numbers of examples, or none.
 
     If ``aggregate`` returns a dict, each number or array in it is also reported on all
     ranks, as ``<name of the extension>/<key>``. Values that the model itself reports
     are dropped.
 
-    Calling it is collective: its trigger has to fire on all ranks at the same time. By
-    default that is once an epoch, under the name ``validation``.
+    Calling the extension is collective, so its trigger must fire on all ranks at the
+    same time. By default it runs once per epoch, with the name ``validation``.
 
     Args:
         comm: the ranks.
         iterator: the iterator over this rank's examples, with ``repeat=False``.
-        target: the model, or any function, that the default ``calc_local`` calls. A
-            class with a ``calc_local`` of its own may use it for anything.
-        device: where the converter puts the batches; None to leave them.
-        converter: makes a batch of examples arrays.
+        target: the model or function that the default ``calc_local`` calls. A subclass
+            may use it for anything.
+        device: the device to which the converter moves batches; None to leave them
+            where they are.
+        converter: turns a batch of examples into arrays.
         root: the rank that aggregates; the same on all ranks.
         progress_hook: called on ``root`` after each of its own batches with the batch,
             a list of examples.
 
     Raises:
-        TypeError: ``comm`` is not a communicator, ``iterator`` not an iterator, or
-            ``root`` not an integer.
+        TypeError: ``comm`` is no communicator, ``iterator`` no iterator, or ``root`` no
+            integer.
         ValueError: there is no rank ``root``, or the iterator repeats without end.
     """
 
@@ -101,8 +102,8 @@ class GenericMultiNodeEvaluator(Evaluator):
         with ``chainer.config.train`` False.
 
         Args:
-            args: the arrays of the batch, as the converter returns them.
-            kwargs: the same, where the converter returns a dict.
+            args: the arrays of the batch, if the converter returns a tuple.
+            kwargs: the arrays of the batch, if the converter returns a dict.
 
         Returns:
             Any picklable object; ``aggregate`` gets a copy.
@@ -129,9 +130,8 @@ class GenericMultiNodeEvaluator(Evaluator):
             What ``aggregate`` returns on ``root``, and None on the other ranks.
 
         Raises:
-            BaseException: whatever failed on this rank (PeerError, which names it, on
-                the others).
-            RankMismatchError: on all ranks, when they were given different ``root``.
+            BaseException: the error of this rank (PeerError on the other ranks).
+            RankMismatchError: ranks have different ``root``; raised on all ranks.
         """
         result = self._aggregate_at_root()
         numbers = bcast_checked(
@@ -145,8 +145,8 @@ class GenericMultiNodeEvaluator(Evaluator):
     def evaluate(self) -> Any:
         """Return on all ranks what ``aggregate`` returns (collective); raise as a call does.
 
-        The result has to be picklable. Variables and GPU arrays in it (or in tuples,
-        lists and dicts in it) are NumPy arrays on all ranks.
+        The result must be picklable. Variables and GPU arrays in it, also inside tuples,
+        lists and dicts, become NumPy arrays on all ranks.
         """
         result = self._aggregate_at_root()
         return bcast_checked(self.comm, _OPERATION, lambda: to_host(result), self.root)

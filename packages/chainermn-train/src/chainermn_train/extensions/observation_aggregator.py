@@ -1,4 +1,4 @@
-"""The extension that combines what ranks observed, and shows the result to all of them."""
+"""An extension that combines the observations of all ranks, and reports the result on each."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from ..host_arrays import as_number, mean_of, to_host
 class ObservationAggregator(training.Extension):
     """Combines a reported value over all ranks, so that each rank's ``LogReport`` sees the same.
 
-    It runs at every iteration, after extensions that report values (such as evaluators)
-    and before those that read them. Values are kept until ``comm_trigger`` fires; then
-    those of all ranks are combined, and the result is the observation
-    ``aggregated_key`` of that iteration, on every rank. Ranks that observed nothing
-    since add nothing. Where no rank did, nothing is reported.
+    The extension runs at every iteration, after extensions that report values, such as
+    evaluators, and before extensions that read them. It keeps values until
+    ``comm_trigger`` fires. Then it combines the values of all ranks, and reports the
+    result on every rank as the observation ``aggregated_key``. Ranks without values add
+    nothing. If no rank has values, nothing is reported.
 
-    If ``aggregated_key`` is ``original_key``, a rank's own value is taken out of the
+    If ``aggregated_key`` is ``original_key``, a rank's own value is removed from the
     observation when it is kept, so that no log mixes it with the result.
 
-    Communication is collective: ``comm_trigger`` has to fire on all ranks at the same
-    iterations. What is kept is part of the trainer's snapshot.
+    Communication is collective, so ``comm_trigger`` must fire on all ranks at the same
+    iterations. Kept values are part of the trainer's snapshot.
 
     Args:
         comm: the ranks.
-        original_key: the observation to combine, such as ``'main/loss'``: a number, an
-            array of numbers, or a variable; anything picklable where there is an
-            ``aggregator``.
+        original_key: the name of the observation to combine, such as ``'main/loss'``.
+            Its values are numbers, arrays of numbers or variables; with an
+            ``aggregator``, any picklable objects.
         aggregated_key: the name of the result; ``original_key`` if None.
         comm_trigger: when to combine: a trigger, or a tuple such as ``(1, 'epoch')``.
-        aggregator: called on rank 0 with a list of each rank's list of values, in rank
-            order, oldest first, as they were observed (variables and GPU arrays as
-            NumPy arrays); it returns the result, any picklable object. None for the
-            mean of all values, in the type that they have: a float, a NumPy scalar or
-            array on the host, or a variable, of the same dtype (float64 for integers).
+        aggregator: a function that rank 0 calls with a list of lists: each rank's
+            values in rank order, oldest first, with variables and GPU arrays as NumPy
+            arrays. It returns the result, any picklable object. None for the mean of
+            all values, which has their type: a float, a NumPy scalar or array on the
+            host, or a variable, with the same dtype (float64 for integers).
 
     Raises:
-        TypeError: ``comm`` is not a communicator.
+        TypeError: ``comm`` is no communicator.
     """
 
     trigger = (1, "iteration")
@@ -69,13 +69,13 @@ class ObservationAggregator(training.Extension):
         self._values: list[Any] = []
 
     def __call__(self, trainer: Any) -> None:
-        """Keep this iteration's value; combine those kept if it is time (collective then).
+        """Keep this iteration's value; if ``comm_trigger`` fires, combine values (collective).
 
         Raises:
             TypeError: there is no aggregator, and this rank observed something that is
-                neither a number nor an array of them (PeerError on the others).
-            BaseException: whatever the aggregator raises, on rank 0 (a ``PeerError``
-                elsewhere).
+                neither a number nor an array of numbers (PeerError on the other ranks).
+            BaseException: the aggregator's error, on rank 0 (PeerError on the other
+                ranks).
         """
         observation = trainer.observation
         if self.original_key in observation:
@@ -110,7 +110,7 @@ class ObservationAggregator(training.Extension):
         ]
 
     def serialize(self, serializer: Any) -> None:
-        """Save or load what is kept, and the state of ``comm_trigger``."""
+        """Save or load the kept values and the state of ``comm_trigger``."""
         if hasattr(self.comm_trigger, "serialize"):
             self.comm_trigger.serialize(serializer["comm_trigger"])
         kept = serializer["values"]

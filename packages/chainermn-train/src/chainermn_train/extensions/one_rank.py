@@ -1,4 +1,4 @@
-"""An extension that runs on one rank only."""
+"""An extension that runs on one rank alone."""
 
 from __future__ import annotations
 
@@ -12,34 +12,35 @@ from .evaluator import is_multi_node_evaluator
 
 
 def on_rank(extension: Any, comm: CommunicatorBase, rank: int = 0) -> OneRankExtension:
-    """Make an extension run on one rank only, without the other ranks waiting for it.
+    """Make an extension that runs on one rank alone (not collective).
 
-    All ranks extend their trainers with it alike, with no ``if comm.rank == 0``::
+    All ranks extend their trainers with it, without an ``if comm.rank == 0``::
 
         trainer.extend(on_rank(extensions.LogReport(), comm))
         trainer.extend(on_rank(extensions.PrintReport(["epoch", "main/loss"]), comm))
 
-    Name, trigger, priority and every other attribute are those of ``extension``. On
-    other ranks it is registered too, under the same name, but does nothing: it is not
-    called, initialised, finalised or notified of errors, and has no state in snapshots.
-    A snapshot that ``rank`` took can thus be loaded on all ranks.
+    Name, trigger, priority and all other attributes are those of ``extension``. On other
+    ranks it is registered under the same name but does nothing: it is not called,
+    initialised, finalised or notified of errors, and has no state in snapshots. So all
+    ranks can load a snapshot that ``rank`` has taken.
 
-    It is for extensions that only watch: reports, plots, progress bars, snapshots. One
-    that changes training, such as a learning rate schedule, must run on all ranks.
+    Use it for extensions that only watch: reports, plots, progress bars, snapshots. An
+    extension that changes training, such as a learning rate schedule, must run on all
+    ranks.
 
     Args:
-        extension: anything that ``Trainer.extend`` takes: an extension, a function made
-            one by :func:`chainer.training.make_extension`, or a plain function.
-        comm: says which rank this is; nothing is communicated.
-        rank: the rank where the extension runs.
+        extension: anything that ``Trainer.extend`` takes: an extension, a function
+            decorated by :func:`chainer.training.make_extension`, or a plain function.
+        comm: tells which rank this is; nothing is communicated.
+        rank: the rank on which the extension runs.
 
     Returns:
-        The extension to give to ``Trainer.extend``.
+        The extension for ``Trainer.extend``.
 
     Raises:
-        TypeError: ``extension`` can't be called, or communicates (as a multi-node
-            evaluator does), so that all ranks must run it; ``comm`` is not a
-            communicator, or ``rank`` not an integer.
+        TypeError: ``extension`` can't be called, or communicates, like a multi-node
+            evaluator, so that all ranks must run it; ``comm`` is no communicator, or
+            ``rank`` no integer.
         ValueError: there is no such rank.
     """
     comm = require_communicator(comm, "on_rank")

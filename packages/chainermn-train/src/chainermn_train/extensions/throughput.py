@@ -1,4 +1,4 @@
-"""The extension that reports how fast all ranks train together, and where the time goes."""
+"""An extension that reports how fast all ranks train, and what takes the time."""
 
 from __future__ import annotations
 
@@ -26,43 +26,44 @@ _LINE = (
 
 
 class ThroughputReport(training.Extension):
-    """Reports how fast all ranks train, what the time goes to, and which rank is the slowest.
+    """Reports how fast all ranks train, what takes the time, and which rank is the slowest.
 
-    Rank 0 prints a line each time it is triggered, by default once an epoch::
+    Each time the extension is triggered, by default once per epoch, rank 0 prints a
+    line::
 
         epoch 1, iteration 300: 5,123.4 examples/s on 4 ranks; a step takes 78.1 ms: 71%
         computing, 20% waiting, 9% on the wire; slowest: rank 2, which computes 1.31 times
         the mean
 
-    and all ranks report the same observations, so that ``LogReport`` keeps them:
-    ``throughput/examples_per_second`` (all ranks' examples),
-    ``throughput/seconds_per_step`` (the mean over ranks), the shares of it
-    ``throughput/computing``, ``throughput/waiting`` and ``throughput/wire``, which add
-    up to 1, and ``throughput/slowest_rank``.
+    All ranks report the same observations, for ``LogReport``:
+    ``throughput/examples_per_second`` (of all ranks), ``throughput/seconds_per_step``
+    (the mean over ranks), its shares ``throughput/computing``, ``throughput/waiting``
+    and ``throughput/wire``, which add up to 1, and ``throughput/slowest_rank``.
 
     A step is a call of the updater's ``update``: evaluation, snapshots and other
-    extensions don't count. *On the wire* is the time in the exchange of gradients (and
-    of parameters, in the first step). Just before it, the multi-node optimizer agrees
-    on a few integers; what a rank spends there is *waiting* for slower ranks, but for
-    some microseconds. All else is *computing*, reading the data included. The slowest
-    rank is the one that computes longest. With double buffering, the wait for what is
-    still on its way is *on the wire*; what goes on behind a step is no part of it.
+    extensions don't count. *On the wire* is the time in the exchange of gradients, and
+    in the first step of parameters. Just before the exchange, ranks agree on a few
+    integers. The time there, except for some microseconds, is *waiting* for slower
+    ranks. All other time is *computing*, also reading data. The slowest rank is the rank
+    that computes longest. With double buffering, only the time in which a step waits
+    for its exchange is *on the wire*.
 
-    Nothing more is communicated in a step, and on CPUs timing costs some microseconds.
-    On GPUs the shares are measured in one step of 16, which waits for its kernels.
+    A step communicates nothing more than without the report, and on CPUs timing costs
+    some microseconds. On GPUs the shares are measured in one of 16 steps, which waits
+    for its kernels.
 
-    While the trainer runs, ``trainer.updater`` is an object that forwards to the
-    original one, so a trainer can have one report. Nothing is kept in snapshots: the
-    first report of a resumed training
-    covers what was done since.
+    While the trainer runs, ``trainer.updater`` is a proxy of the original updater, so a
+    trainer can have only one report. Snapshots hold nothing of the report: the first
+    report of a resumed training covers the time since the resume.
 
-    Calling it is collective: its trigger has to fire on all ranks at the same time.
+    Calling the extension is collective, so its trigger must fire on all ranks at the
+    same time.
 
     Args:
         comm: the ranks.
 
     Raises:
-        TypeError: ``comm`` is not a communicator.
+        TypeError: ``comm`` is no communicator.
     """
 
     trigger = (1, "epoch")

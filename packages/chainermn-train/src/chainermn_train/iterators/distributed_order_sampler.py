@@ -50,39 +50,39 @@ class DealtOrder(np.ndarray):
 
 
 class DistributedOrderSampler(OrderSampler):
-    """Shuffles a data set that all ranks can reach, anew each epoch; each rank gets its part.
+    """Shuffles a data set that every rank has, anew each epoch, and gives each rank a part.
 
-    It replaces :func:`scatter_dataset` where every rank has the whole data set: a file that all
-    read, or what :func:`share_dataset` returns::
+    It replaces :func:`scatter_dataset` if every rank has the whole data set, such as a
+    file that all ranks read, or the result of :func:`share_dataset`::
 
         dataset = chainermn.datasets.share_dataset(dataset, comm)
         sampler = chainermn.iterators.DistributedOrderSampler(comm, seed=0)
         iterator = SerialIterator(dataset, batch_size, order_sampler=sampler)
 
-    An epoch's permutation follows from the seed and the epoch, and rank *r* of *n*
-    takes each *n*-th example of it from the *r*-th on. So a batch of all ranks together
-    is what a single rank would have with *n* times the batch size, and a job that goes
-    on from a checkpoint with another number of ranks sees the rest of the epoch, each
-    example once.
+    The permutation of an epoch follows from the seed and the epoch. Rank *r* of *n*
+    takes each *n*-th of its examples, from the *r*-th on. So the batches of all ranks
+    together are the batch of a single rank with *n* times the batch size. A job that
+    goes on from a checkpoint with another number of ranks sees each remaining example
+    of the epoch once.
 
-    It is for a ``SerialIterator``, ``MultithreadIterator`` or ``MultiprocessIterator``,
-    whose epochs are then those of the whole data set. Making it is collective;
-    iterators that use it aren't.
+    The sampler works with a ``SerialIterator``, ``MultithreadIterator`` or
+    ``MultiprocessIterator``, whose epochs are then epochs of the whole data set. Making
+    it is collective; using it isn't.
 
     Args:
         comm: the ranks.
-        seed: an integer from 0 to 2**32 - 1, the same on all ranks and in the job that
-            goes on.
-        drop_last: what becomes of examples that are left over where the number of ranks
-            doesn't divide that of examples. False: some ranks get one of the epoch's
-            first examples again, so that all have as many. True: no rank gets them in
-            this epoch, and there must be at least as many examples as ranks.
+        seed: an integer from 0 to 2**32 - 1, the same on all ranks and in resumed runs.
+        drop_last: what happens to remaining examples if the number of ranks doesn't
+            divide the number of examples. False: some ranks get one of the epoch's first
+            examples again, so that all ranks have equally many. True: no rank gets the
+            remaining examples in this epoch; there must be at least as many examples as
+            ranks.
 
     Raises:
         TypeError, ValueError: an argument is not as above (PeerError on the other
             ranks).
-        RankMismatchError: on all ranks, if arguments differ between ranks.
-        TypeError: ``comm`` is not a communicator; raised at once on this rank only.
+        RankMismatchError: arguments differ between ranks; raised on all ranks.
+        TypeError: ``comm`` is no communicator; raised at once on this rank alone.
     """
 
     def __init__(
@@ -97,13 +97,16 @@ class DistributedOrderSampler(OrderSampler):
         self._size = comm.size
 
     def __call__(self, current_order: np.ndarray, current_position: int) -> np.ndarray:
-        """Return this rank's part of the next epoch's permutation: a sequence of indices.
+        """Return this rank's part of the next epoch's permutation, a sequence of indices.
 
-        Each epoch has as many: the number of examples divided by that of ranks (rounded
-        down with ``drop_last``, else up). ``current_order`` is this function's result
-        for the epoch that ends, or for a reset all indices in their order. ValueError
-        is raised if it belongs to another data set, seed or number of ranks, or if
-        ``drop_last`` leaves no example. ``current_position`` has no influence.
+        Its length is the number of examples divided by the number of ranks, rounded
+        down with ``drop_last`` and up without. ``current_order`` is the result for the
+        epoch that ends, or for a reset 0, 1, 2, and so on. ``current_position`` has no
+        influence.
+
+        Raises:
+            ValueError: ``current_order`` belongs to another data set, seed or number of
+                ranks, or ``drop_last`` leaves no example.
         """
         count = len(current_order)
         following = EpochPosition(0, 0, count)
@@ -123,7 +126,7 @@ class DistributedOrderSampler(OrderSampler):
         return self.order_at(following)[0]
 
     def order_at(self, begin: EpochPosition) -> tuple[DealtOrder, int]:
-        """Return this rank's order from ``begin`` on, and where its next example stands.
+        """Return this rank's order from ``begin`` on, and the index of its next example.
 
         The method is not collective.
 
@@ -148,7 +151,7 @@ class DistributedOrderSampler(OrderSampler):
         return order, start
 
     def advanced(self, begin: EpochPosition, index: int, size: int) -> EpochPosition:
-        """Return how far ``size`` ranks are at this ``index`` of orders from ``begin`` on.
+        """Return the position of ``size`` ranks at this ``index`` of orders from ``begin`` on.
 
         The method is not collective and raises nothing.
         """

@@ -38,33 +38,32 @@ _SHARED = (
 def create_multi_node_iterator(
     actual_iterator: Any, communicator: CommunicatorBase, rank_master: int = 0
 ) -> MultiNodeIterator:
-    """Make an iterator give one rank's batches to all ranks (collective).
+    """Make an iterator that gives one rank's batches to all ranks (collective).
 
-    The iterator is for models that are spread over ranks which need the same examples,
-    such as an encoder on one rank and a decoder on another. Each batch travels once, in
-    one broadcast. If all ranks can read the data set, use
-    :func:`create_synchronized_iterator`, which sends no batch at all.
+    The iterator is for models whose ranks need the same examples, such as an encoder on
+    one rank and a decoder on another. Each batch travels once, in one broadcast. If all
+    ranks can read the data set, use :func:`create_synchronized_iterator`, which sends no
+    batches.
 
     Args:
-        actual_iterator: at ``rank_master`` any Chainer iterator; examples may be of any
-            picklable type: arrays of any shape and dtype, numbers, strings, and tuples,
-            lists and dicts of them. It is ignored elsewhere. A ``MultiprocessIterator``
+        actual_iterator: at ``rank_master`` any Chainer iterator; ignored on other ranks.
+            Examples may have any picklable type: arrays of any shape and dtype, numbers,
+            strings, and tuples, lists and dicts of these. A ``MultiprocessIterator``
             that shuffles needs a :class:`ResumableOrderSampler` to resume with the same
             batches.
         communicator: the ranks that share the batches.
-        rank_master: the rank whose batches are shared.
+        rank_master: the rank whose batches are shared, the *master*.
 
     Returns:
         An iterator that is used like ``actual_iterator``; see
         :class:`MultiNodeIterator`.
 
     Raises:
-        TypeError, ValueError: an argument is not as above, on any rank. That rank
-            raises this error, the others a :class:`~chainermn_comm.errors.PeerError`
-            that names it.
-        RankMismatchError: on all ranks, if they name different masters.
-        TypeError: ``communicator`` is not a communicator; raised at once on this rank
-            only.
+        TypeError, ValueError: an argument on this rank is not as above
+            (:class:`~chainermn_comm.errors.PeerError` on the other ranks).
+        RankMismatchError: ranks name different masters; raised on all ranks.
+        TypeError: ``communicator`` is no communicator; raised at once on this rank
+            alone.
     """
     communicator = require_communicator(communicator, "create_multi_node_iterator")
     with raise_together(communicator.handshake, "create_multi_node_iterator") as call:
@@ -80,27 +79,26 @@ def create_multi_node_iterator(
 
 
 class MultiNodeIterator(IteratorProxy):
-    """An iterator that gives the batches of one rank, the master, on every rank.
+    """An iterator that gives the batches of one rank, the master, to every rank.
+
+    It is made by :func:`create_multi_node_iterator`, which checks the arguments;
+    ``MultiNodeIterator(actual_iterator, communicator, rank_master)`` is collective, too.
 
     :meth:`next`, :meth:`reset` and :meth:`serialize` are collective: all ranks must
-    call them in the same order. An error in one of them is raised on all ranks, the
-    error itself where it happened and a :class:`~chainermn_comm.errors.PeerError` that
-    names that rank elsewhere; so is :class:`~chainermn_comm.errors.RankMismatchError`
-    if ranks call different ones.
+    call them in the same order. If one rank has an error, this rank raises it, and all
+    others raise :class:`~chainermn_comm.errors.PeerError`. If ranks call different
+    methods, all raise :class:`~chainermn_comm.errors.RankMismatchError`.
 
     ``epoch``, ``is_new_epoch``, ``epoch_detail``, ``previous_epoch_detail``,
     ``current_position``, ``repeat`` and ``batch_size`` are the master's on every rank.
-    ``dataset`` of other ranks is a stand-in that has nothing but the length. Every
-    other attribute is that of the master's iterator, there alone, to read and to set.
+    ``dataset`` has only a length on other ranks. All other attributes exist at the
+    master alone, and are those of its iterator, for reading and for setting.
 
     A copy, shallow or deep, has the same communicator. Pickling the iterator raises
     TypeError.
 
-    Making one is collective; :func:`create_multi_node_iterator` checks
-    ``actual_iterator`` first.
-
     Attributes:
-        actual: at the master, the iterator that was given.
+        actual: at the master, the actual iterator.
         communicator: the ranks that share the batches.
         rank_master: the rank whose batches are shared.
     """
@@ -119,10 +117,10 @@ class MultiNodeIterator(IteratorProxy):
     def __next__(self) -> Any:
         """Return the master's next batch (collective).
 
-        The arrays in it are parts of one buffer, on ranks other than the master.
+        On ranks other than the master, the batch's arrays are parts of one buffer.
 
         Raises:
-            StopIteration: on all ranks, when the master's iterator ends.
+            StopIteration: the master's iterator has ended; raised on all ranks.
         """
 
         def make() -> tuple[Any, bool]:
@@ -138,14 +136,14 @@ class MultiNodeIterator(IteratorProxy):
         return batch
 
     def reset(self) -> None:
-        """Start again from the beginning (collective); raises as the class says."""
+        """Start again from the beginning (collective); errors are raised as the class says."""
         self._broadcast_from_master("reset", lambda: self.actual.reset())
 
     def serialize(self, serializer: Any) -> None:
-        """Save or load the state (collective).
+        """Save or load the state (collective); errors are raised as the class says.
 
-        Every rank saves the state of the master's iterator, so that every rank's file
-        serves to resume. The master's own is what is loaded. Raises as the class says.
+        Every rank saves the state of the master's iterator, so that training can resume
+        from any rank's file. The state that the master loads counts.
         """
         loading = isinstance(serializer, chainer.Deserializer)
 

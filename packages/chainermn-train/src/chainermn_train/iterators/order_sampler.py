@@ -13,22 +13,24 @@ SEED_NUMBERS = 32
 
 
 class ResumableOrderSampler(OrderSampler):
-    """Shuffles; each epoch's order follows from that of the epoch before.
+    """Shuffles so that each epoch's order follows from the order of the epoch before.
 
-    Iterators save the order that they are in, but not the generator that they draw the next one
-    from. A checkpoint holds the generator, which is enough for a ``SerialIterator``. It is enough
-    for a ``MultithreadIterator``, too, if the other run saves at the same iterations: each save
-    drops the examples that were fetched ahead, and may draw their order anew. It is not enough for
-    a ``MultiprocessIterator``, whose thread may draw at any time. With this sampler each of them
-    sees the same batches after a resume as in a run that was never interrupted, and never saved::
+    With this sampler, a resumed run sees the same batches as a run that was never
+    interrupted, whenever either run saves::
 
         MultiprocessIterator(dataset, 32, order_sampler=ResumableOrderSampler())
 
-    The order of the indices themselves never comes up.
+    Without it, an iterator draws its next order from a random generator. A checkpoint
+    holds the generator's state, which is enough for a ``SerialIterator``, and for a
+    ``MultithreadIterator`` if both runs save at the same iterations. It is not enough
+    for a ``MultiprocessIterator``, whose thread may draw at any time.
+
+    The order 0, 1, 2, ... never occurs.
 
     Args:
-        seed: of the first order after the iterator is made or reset: an integer from 0
-            to 2**32 - 1, or several. None for one drawn from NumPy's global generator.
+        seed: determines the first order after the iterator is made or reset: an integer
+            from 0 to 2**32 - 1, or a sequence of such integers. None for a seed drawn
+            from NumPy's global generator.
 
     Raises:
         TypeError, ValueError: ``seed`` is not as above.
@@ -47,10 +49,10 @@ class ResumableOrderSampler(OrderSampler):
         self._resets = 0
 
     def __call__(self, current_order: np.ndarray, current_position: int) -> np.ndarray:
-        """Return the order of the next epoch, int64; ``current_position`` has no influence.
+        """Return the order of the next epoch, an int64 array with the shape of ``current_order``.
 
-        ``current_order`` is the order of the epoch that ends, or for a reset all
-        indices in their order.
+        ``current_order`` is the order of the epoch that ends, or for a reset 0, 1, 2, and
+        so on. ``current_position`` has no influence.
         """
         seed = current_order
         # Nothing may depend on how many orders have been drawn ahead: only resets are

@@ -31,11 +31,11 @@ def create_synchronized_iterator(
 ) -> SynchronizedIterator:
     """Make all ranks' iterators visit examples in the same order (collective).
 
-    No batch is sent: every rank reads its own data set, which should have the same
-    examples, or those parts of the same examples that the rank needs. The iterator
-    starts again from the beginning. Where it shuffles, the order is drawn from rank 0's
-    generator, and goes on as with a :class:`ResumableOrderSampler`. This replaces the
-    iterator's own order sampler, if any.
+    No batch is sent. Every rank reads its own data set, which should have the same
+    examples on all ranks, or the parts of these examples that the rank needs. The
+    iterator starts again from the beginning. If it shuffles, the first order is drawn
+    from rank 0's generator, and further orders follow as with a
+    :class:`ResumableOrderSampler`, which replaces the iterator's own order sampler.
 
     Args:
         actual_iterator: a ``SerialIterator``, ``MultiprocessIterator`` or
@@ -48,11 +48,11 @@ def create_synchronized_iterator(
         :class:`SynchronizedIterator`.
 
     Raises:
-        TypeError: the iterator is none of the above (PeerError on the others).
-        RankMismatchError: on all ranks, if the number of examples, the batch size,
-            ``repeat`` or whether to shuffle differ between ranks.
-        TypeError: ``communicator`` is not a communicator; raised at once on this rank
-            only.
+        TypeError: the iterator is none of the above (PeerError on the other ranks).
+        RankMismatchError: the numbers of examples, batch sizes or ``repeat`` differ
+            between ranks, or only some ranks shuffle; raised on all ranks.
+        TypeError: ``communicator`` is no communicator; raised at once on this rank
+            alone.
 
     Warns:
         RuntimeWarning: on rank 0, if an order sampler of the user's own is replaced.
@@ -95,17 +95,17 @@ def create_synchronized_iterator(
 class SynchronizedIterator(IteratorProxy):
     """An iterator that visits examples in the same order on all ranks.
 
-    Ranks must make the same calls; only loading from a snapshot is collective, since it
-    sees to it that ranks were given the same state. An error in making a batch stays on
-    its rank.
+    It is made by :func:`create_synchronized_iterator`, which is collective and checks
+    the iterators; the class itself does neither.
 
-    Every attribute but these is that of the actual iterator, to read and to set. A
-    copy, shallow or deep, has the same communicator. Pickling it raises TypeError.
-    Making one checks nothing and is not collective;
-    :func:`create_synchronized_iterator`, which does, is.
+    Ranks must make the same calls. Only loading from a snapshot is collective, because
+    it compares the ranks' states. An error while a batch is made stays on its rank.
+
+    All other attributes are those of the actual iterator, for reading and for setting. A
+    copy, shallow or deep, has the same communicator. Pickling raises TypeError.
 
     Attributes:
-        actual: the iterator that this rank gave.
+        actual: this rank's actual iterator.
         communicator: the ranks that iterate together.
     """
 
@@ -118,8 +118,8 @@ class SynchronizedIterator(IteratorProxy):
         """Save or load the state (loading is collective).
 
         Raises:
-            RankMismatchError: on all ranks, if the state that was loaded differs
-                between ranks.
+            RankMismatchError: the loaded states differ between ranks; raised on all
+                ranks.
         """
         if not isinstance(serializer, chainer.Deserializer):
             self.actual.serialize(serializer)

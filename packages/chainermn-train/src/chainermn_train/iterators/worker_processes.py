@@ -19,24 +19,23 @@ _warned = False
 
 
 def use_forkserver() -> None:
-    """Have ``multiprocessing`` start processes from a clean one, not by forking this one.
+    """Let ``multiprocessing`` start processes from a clean process instead of forking this one.
 
-    A process that has started MPI must not fork: on InfiniBand, children damage its memory.
-    Chainer's ``MultiprocessIterator`` starts them by fork up to Python 3.13. Call this
-    at the beginning of the script's main part, before ``create_communicator``::
+    A process that has started MPI must not fork: on InfiniBand, child processes damage
+    its memory. Up to Python 3.13, Chainer's ``MultiprocessIterator`` forks. Call this
+    function at the beginning of the script's main part, before ``create_communicator``::
 
         if __name__ == "__main__":
             chainermn.iterators.use_forkserver()
 
-    Workers then import the script anew (hence the ``if``), and get the data set as a
-    pickle. A worker that imports ``mpi4py.MPI`` on the way does not start MPI, which
-    would end the job. Each worker draws random numbers of its own, from NumPy's
-    generator, too.
+    Worker processes then import the script anew (hence the ``if``), and get the data set
+    as a pickle. A worker that imports ``mpi4py.MPI`` doesn't start MPI, which would end
+    the job. Each worker draws its own random numbers, also from NumPy's generator.
 
-    The function may be called again. It is not collective.
+    Not collective. The function may be called again.
 
     Raises:
-        RuntimeError: processes have been set to be started by forking already.
+        RuntimeError: ``multiprocessing`` has already been set to another start method.
     """
     method = multiprocessing.get_start_method(allow_none=True)
     if method is None:

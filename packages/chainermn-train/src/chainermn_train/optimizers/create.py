@@ -27,57 +27,59 @@ def create_multi_node_optimizer(
     overlap: bool | None = None,
     on_drift: str = "raise",
 ) -> MultiNodeOptimizer:
-    """Make a Chainer optimizer work on all ranks at once.
+    """Make a Chainer optimizer that steps along the mean of all ranks' gradients (not collective).
 
-    Making it is no collective call; its ``update`` is (all ranks must call it). All
-    ranks make and copy optimizers in the same order, by which they are known. Ranks
-    may start from different weights and states: the first update gives rank 0's to all.
-    It compares class and hyperparameters, which must be equal on all ranks; change them
-    on every rank. Hooks that draw random numbers, such as
-    ``chainer.optimizer_hooks.GradientNoise``, let ranks drift apart, unless all draw
-    the same: seed NumPy's generator (CuPy's on GPUs) alike on all ranks, and let
-    nothing else, such as shuffling or dropout, draw from it on some of them only.
+    Its ``update`` is collective. All ranks make and copy optimizers in the same order,
+    since a number identifies each optimizer. Ranks may start from different weights and
+    states: the first update gives rank 0's to all. It also compares the optimizer's
+    class and hyperparameters, which must be equal on all ranks; change a hyperparameter
+    on every rank.
+
+    A hook that draws random numbers, such as ``chainer.optimizer_hooks.GradientNoise``,
+    lets ranks drift apart unless all draw the same numbers: seed NumPy's generator
+    (CuPy's on GPUs) alike on all ranks, and let nothing else, such as shuffling or
+    dropout, draw from it on some ranks only.
 
     Args:
-        actual_optimizer: a Chainer optimizer, set up or not; or anything with its
+        actual_optimizer: a Chainer optimizer, set up or not, or an object with the same
             ``setup``, ``update`` and ``target``.
         communicator: the ranks that train together. With None the optimizer can be set
-            up, saved and loaded, and an update raises RuntimeError.
-        double_buffering: exchange gradients in the background while the next update's
-            are computed. Each update then steps along the gradients of the update
-            before it; the first one doesn't step. It takes memory for a second set of
-            gradients, and changes what is learnt a little. For GPUs and CPUs, with any
-            communicator. When training has ended, all ranks call
-            :meth:`~MultiNodeOptimizer.flush`, which steps along the last gradients.
-        zero_fill: count a gradient that a rank doesn't have (None) as zeros. Without it
-            ranks must agree on which gradients are missing.
-        accumulate_steps: how many updates make one step: their gradients are added up
-            on each rank, and the last of these updates exchanges and uses the mean of
-            all. Every update counts the same, whatever its number of examples. When
+            up, saved and loaded, but an update raises RuntimeError.
+        double_buffering: whether gradients travel in the background while the next
+            update computes its own. Each update then steps along the gradients of the
+            update before; the first update doesn't step. This changes the training a
+            little, and takes memory for a second set of gradients. When training has
+            ended, all ranks call :meth:`~MultiNodeOptimizer.flush`, which steps along
+            the last gradients.
+        zero_fill: whether a gradient that a rank lacks (None) counts as zeros. If
+            False, the same gradients must be missing on all ranks.
+        accumulate_steps: the number of updates that make one step. Their gradients are
+            added up on each rank, and the last of these updates steps along the mean of
+            all. Each update has the same weight, whatever its number of examples. When
             training has ended, all ranks call :meth:`~MultiNodeOptimizer.flush`, which
-            steps along the gradients of fewer updates.
-        overlap: send gradients while backward computes the others. Parameters become
-            those of the synchronous way. None decides: on where ranks sit on several
-            machines or parameters on GPUs, off inside one machine's CPUs, where no core
-            is free. It takes memory for a second set of gradients. Where it can't be
-            done (no loss function, ``accumulate_steps``, another's communicator, an
-            ``allreduce_grad_dtype`` narrower than a parameter, 16-bit parameters where
-            only some ranks share a machine) gradients are sent after backward.
-        on_drift: what happens where ranks' parameters or optimizer states are found to
-            differ. Each update that exchanges compares 2 KiB of them, or a thousandth
-            if that is more, so that some 1,000 updates compare all: ``"raise"``
-            RankMismatchError, give rank 0's state to all (``"synchronize"``, with a
-            warning), or ``"ignore"`` it and compare nothing.
+            steps along the gradients of an incomplete group.
+        overlap: whether gradients travel while backward computes more gradients.
+            Parameters are the same as without overlap. By default (None) overlap is on
+            if ranks are on several machines or parameters are on GPUs, and off on the
+            CPUs of one machine, where no core is free. It takes memory for a second set
+            of gradients. In some cases gradients travel after backward nevertheless:
+            with ``accumulate_steps``, without a loss function, on a communicator of
+            another library, if ``allreduce_grad_dtype`` is narrower than a parameter,
+            and for 16-bit parameters if only some ranks share a machine.
+        on_drift: what happens if parameters or optimizer states are found to differ
+            between ranks. ``"raise"`` raises RankMismatchError; ``"synchronize"`` gives
+            rank 0's state to all, with a warning; ``"ignore"`` compares nothing. Each
+            update that exchanges gradients compares 2 KiB of the state, or a thousandth
+            if that is more, so about 1,000 updates compare everything.
 
     Returns:
-        An optimizer that is used like ``actual_optimizer``; see
+        An optimizer that is used like ``actual_optimizer``, see
         :class:`MultiNodeOptimizer`.
 
     Raises:
-        TypeError: an argument is not an optimizer, not a communicator or not an
-            integer.
+        TypeError: an argument is no optimizer, no communicator or no integer.
         ValueError: ``accumulate_steps`` is less than 1, both ``overlap`` and
-            ``double_buffering`` are on, or ``on_drift`` is none of these.
+            ``double_buffering`` are on, or ``on_drift`` is none of the three.
     """
     comm = require_communicator_or_none(communicator, "create_multi_node_optimizer")
     if isinstance(actual_optimizer, MultiNodeOptimizer):

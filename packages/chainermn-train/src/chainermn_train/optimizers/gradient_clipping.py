@@ -28,24 +28,25 @@ class StartAgainError(Exception):
 class MultiNodeGradientClipping:
     """An optimizer hook that scales gradients down to a threshold, over all parts of a model.
 
-    It does what ``chainer.optimizer_hooks.GradientClipping`` does in one process that
-    holds the whole model: the norm is that of all gradients, each counted once, whether
-    ranks hold a parameter in shards, as replicas, or on one rank alone::
+    The hook does what ``chainer.optimizer_hooks.GradientClipping`` does in one process
+    that holds the whole model. The norm counts each gradient once, whether ranks hold a
+    parameter in shards, as replicas, or on one rank alone::
 
         optimizer.add_hook(chainermn.MultiNodeGradientClipping(1.0, comm))
 
-    It may be a hook of a Chainer optimizer and of a multi-node optimizer. Calling it is
-    collective: all ranks of ``comm`` step in the same updates. Under a multi-node
-    optimizer none of them steps in an update that makes no step on some, as where rank
-    0's state is given to all. An update that raises on one rank should end the job:
-    ranks that hold other parts of the model wait in the hook for that rank.
+    It works with a Chainer optimizer and with a multi-node optimizer. The hook is
+    collective, so all ranks of ``comm`` must step in the same updates. With multi-node
+    optimizers, no rank steps in an update in which some ranks can't, such as when rank
+    0's state is given to all. An update that raises on one rank should end the job,
+    because ranks that hold other parts of the model wait in the hook for that rank.
 
     Args:
-        threshold: the greatest norm that gradients keep, the same on all ranks. With a
-            loss scale it is compared with the norm of the scaled gradients, as in
+        threshold: the largest norm that gradients keep, the same on all ranks. With a
+            loss scale, the norm of the scaled gradients is compared with it, as in
             Chainer.
-        comm: the ranks that hold the whole model together, once or several times: not
-            those with the same shards, over which a multi-node optimizer averages.
+        comm: a communicator whose ranks together hold the whole model, once or several
+            times. The ranks that hold the same shard, over which a multi-node optimizer
+            averages, are not enough.
 
     Raises:
         TypeError: ``comm`` is not a communicator, or ``threshold`` is no number.
@@ -64,10 +65,10 @@ class MultiNodeGradientClipping:
         """Scale the gradients of the optimizer's model (collective).
 
         Raises:
-            ValueError: on all ranks, if some rank of a parameter's group isn't in
-                ``comm``.
-            RankMismatchError: on all ranks, if they have made different numbers of steps,
-                or have different thresholds.
+            ValueError: a rank of a parameter's group isn't in ``comm``; raised on all
+                ranks.
+            RankMismatchError: ranks have made different numbers of steps, or have
+                different thresholds; raised on all ranks.
         """
         self._meet("a step", optimizer)
         norm = global_norm(self.comm, optimizer.target)

@@ -11,40 +11,42 @@ from .multi_node_optimizer import MultiNodeOptimizer
 
 @contextmanager
 def join(optimizer: MultiNodeOptimizer, *others: MultiNodeOptimizer) -> Iterator[None]:
-    """Let this rank make fewer updates within than other ranks (leaving is collective).
+    """Let ranks make different numbers of updates inside a block (leaving it is collective).
 
         with chainermn.join(optimizer):
             for batch in batches:
                 optimizer.update(model, *batch)
 
-    A rank that leaves the block takes part in the other ranks' updates without examples
-    until they have left, too: means are over the ranks that had examples, and all ranks
-    have the same parameters. Until then only updates are possible: if a rank does
-    something else (a flush, an evaluation, a save), all ranks raise RankMismatchError.
+    A rank that leaves the block takes part in the other ranks' updates without examples,
+    until all ranks have left. Means are over the ranks that have examples, and all
+    ranks have the same parameters. Inside the block only updates are possible: if a rank
+    makes another collective call, such as a flush, an evaluation or a save, all ranks
+    raise RankMismatchError.
 
-    No loss may communicate with the other ranks of the optimizers, as a
-    ``MultiNodeBatchNormalization`` does: a rank that has left computes no loss. If one
-    does, by the communicator of the optimizers, all ranks raise RankMismatchError; by
-    another communicator, ranks wait for each other.
+    A loss must not communicate with other ranks of the optimizers, as a
+    ``MultiNodeBatchNormalization`` does, because a rank that has left computes no loss.
+    If a loss communicates by the optimizers' communicator, all ranks raise
+    RankMismatchError. By another communicator, ranks would wait for each other.
 
     With several optimizers, such as those of a GAN, all ranks that still have examples
-    update the same optimizer next; the order and the numbers of updates are free.
+    must update the same optimizer next. The order and the numbers of updates are free.
 
-    A rank may catch an error of its own update inside the block and go on; ranks that
-    have left go on, too. If an exception leaves the block, the other ranks raise
-    PeerError in their next update or where they wait at the end of the block, and
-    gradients that were added up (``accumulate_steps``) are dropped on all ranks. No
-    other rank is told of a KeyboardInterrupt or SystemExit, which end the job.
+    A rank may catch an error of its own update inside the block and go on. If an
+    exception leaves the block, the other ranks raise PeerError in their next update, or
+    at the end of the block if they wait there, and gradients that were added up
+    (``accumulate_steps``) are dropped on all ranks. Other ranks are not told of a
+    KeyboardInterrupt or SystemExit, which end the job.
 
     Args:
-        optimizer: made by :func:`create_multi_node_optimizer`.
-        others: further ones, on the same communicator, in the same order on all ranks.
+        optimizer: an optimizer made by :func:`create_multi_node_optimizer`.
+        others: further optimizers on the same communicator, in the same order on all
+            ranks.
 
     Raises:
-        TypeError: one is another kind of optimizer (on this rank only).
-        ValueError: they have different communicators, or one is given twice (on this
-            rank only).
-        RuntimeError: this rank is in a block of ``join`` already.
+        TypeError: an argument is another kind of optimizer; raised on this rank alone.
+        ValueError: optimizers have different communicators, or one is passed twice;
+            raised on this rank alone.
+        RuntimeError: this rank is already inside a block of ``join``.
         RankMismatchError, PeerError: as :meth:`MultiNodeOptimizer.update` raises them.
     """
     optimizers = (optimizer, *others)

@@ -39,17 +39,18 @@ _ARGUMENTS = frozenset(
 class MultiNodeOptimizer(AttributeProxy):
     """A Chainer optimizer whose :meth:`update` steps along the mean gradient of all ranks.
 
-    Every other attribute and method is that of ``actual_optimizer``, to read and to
-    set: hyperparameters, hooks, ``target``, ``t`` and so on. Hooks therefore see the
-    mean gradient.
+    It is made by :func:`create_multi_node_optimizer` (not collective), which explains
+    and checks the arguments.
 
-    It is not a subclass of :class:`chainer.Optimizer`, whose class attributes would
-    hide the actual optimizer's; Chainer's updaters, extensions and serializers don't
-    ask for one.
+    All other attributes and methods are those of ``actual_optimizer``, for reading and
+    for setting: hyperparameters, hooks, ``target``, ``t`` and so on. Hooks therefore see
+    the mean gradient.
 
-    A copy, shallow or deep, has the same communicator. Pickling it raises TypeError.
-    The arguments are those of :func:`create_multi_node_optimizer`, which makes it and
-    checks them, and the ``exchange`` of gradients. Making one is not collective.
+    The class is not a subclass of :class:`chainer.Optimizer`, whose class attributes
+    would hide those of the actual optimizer. Chainer's updaters, extensions and
+    serializers don't need a subclass.
+
+    A copy, shallow or deep, has the same communicator. Pickling raises TypeError.
 
     Attributes:
         actual_optimizer: the optimizer that steps.
@@ -77,12 +78,12 @@ class MultiNodeOptimizer(AttributeProxy):
 
     @property
     def agreements(self) -> int:
-        """How often ranks have agreed on what to do, alike on all ranks (not collective)."""
+        """How often ranks have agreed on what to do: the same on all ranks (not collective)."""
         return self._updates.agreements
 
     @property
     def is_warned(self) -> bool:
-        """Whether a signal has warned any rank, alike on all after an update (not collective)."""
+        """Whether a signal has warned a rank: after an update the same on all (not collective)."""
         return self._updates.is_warned
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -94,10 +95,13 @@ class MultiNodeOptimizer(AttributeProxy):
         super().__setattr__(name, value)
 
     def setup(self, link: Any) -> MultiNodeOptimizer:
-        """Set the model, ``link``, and return itself, or raise TypeError, as in Chainer.
+        """Set the model ``link``, as in Chainer, and return this optimizer.
 
-        Gradients of another model, in flight or added up, are dropped. ValueError is
-        raised if ranks of the communicator hold the model in parts.
+        Gradients of another model that are in flight or added up are dropped.
+
+        Raises:
+            TypeError: ``link`` is no link.
+            ValueError: the communicator's ranks hold the model in parts.
         """
         self.actual_optimizer.setup(link)
         refuse_divided(link, self.communicator)
@@ -117,62 +121,61 @@ class MultiNodeOptimizer(AttributeProxy):
     ) -> None:
         """Update the parameters with the mean of all ranks' gradients (collective).
 
-        The call computes gradients, if ``lossfun`` is given, and exchanges them. Then
+        If ``lossfun`` is given, the call computes gradients. It exchanges gradients, and
         the actual optimizer steps along their means, which are equal on all ranks. A
-        rank that has no examples can take part by calling ``target.cleargrads()`` and
-        then ``update()``: its gradients count as zeros (if ``zero_fill``).
+        rank without examples can take part by ``target.cleargrads()`` and then
+        ``update()``: with ``zero_fill``, its gradients count as zeros.
 
         Ranks may start from different states, and may initialise, add or replace
         parameters later. All ranks get rank 0's state, as by :meth:`synchronize`, if
         the set of initialised parameters has changed on any rank since the last call,
-        or if a step has raised on some rank (in a hook, say). Gradients in flight or
-        added up are dropped on every rank then. There are two cases:
+        or if a step has raised on any rank, such as in a hook. Gradients that are in
+        flight or added up are then dropped on every rank. There are two cases:
 
-        - The set has changed on every rank, every rank gave ``lossfun``, and all
+        - The set has changed on every rank, every rank passes ``lossfun``, and all
           parameters have values. Then the state travels before ``lossfun`` is called,
           and the update counts.
         - In any other case the gradients belong to parameters that ranks didn't share,
-          and the call *does not step* (``t`` stays). So neither the first call with
-          lazily initialised links, such as ``L.Linear(None, 10)``, nor the first call
-          without a loss function steps.
+          and the call *does not step* (``t`` stays). So the first call doesn't step
+          with lazily initialised links, such as ``L.Linear(None, 10)``, or without a
+          loss function.
 
-        If ranks' states differ for other reasons, ``on_drift`` of
+        If states differ between ranks for other reasons, ``on_drift`` of
         :func:`create_multi_node_optimizer` says what happens. After a link was added or
         replaced, call :meth:`setup` on all ranks.
 
-        With double buffering, the call steps along the gradients of the call before
-        (the first doesn't step), while its own are on their way. With ``overlap``
-        gradients leave while backward computes the others, and the call steps along its
-        own. With ``accumulate_steps=k`` every k-th call exchanges and steps, and only
-        the first and the last of k are collective. :meth:`flush` uses the gradients
-        that are left.
+        With double buffering, the call steps along the gradients of the call before,
+        while its own gradients travel; the first call doesn't step. With ``overlap``,
+        gradients travel while backward computes more gradients, and the call steps
+        along its own gradients. With ``accumulate_steps=k``, every k-th call exchanges
+        and steps, and only the first and the last of k calls are collective.
+        :meth:`flush` uses the gradients that are left.
 
         Gradients of parameters that are not updated
-        (:meth:`chainer.Link.disable_update`) are dropped and don't travel: hooks see
+        (:meth:`chainer.Link.disable_update`) are dropped and don't travel. Hooks see
         zeros in their place.
 
         Args:
-            lossfun: called with ``args`` and ``kwds``; the gradients of the variable
-                that it returns are computed. None if the gradients are there already.
+            lossfun: called with ``args`` and ``kwds``; returns the variable whose
+                gradients are computed. None if the gradients are there already.
             args: arguments of ``lossfun``.
             kwds: keyword arguments of ``lossfun``.
 
         Raises:
             RuntimeError: :meth:`setup` has not been called on this rank (PeerError on
                 the others); or an update of a model in parts has failed, see below.
-            RankMismatchError: ranks have different optimizers, scale losses
-                differently, were given different arguments, or some flush; their states
-                have drifted apart; or, without ``zero_fill``, not all have the same
-                gradients (with double buffering on another's communicator the next call
-                says so).
+            RankMismatchError: ranks have different optimizers, loss scales or
+                arguments; some ranks flush; states have drifted apart; or, without
+                ``zero_fill``, ranks lack different gradients (with double buffering on
+                a communicator of another library, the next call raises this error).
             BaseException: whatever ``lossfun`` or its backward raises on this rank
                 (PeerError on the others). No rank steps then, and all may go on with
                 the next update. Between the first and the last of ``accumulate_steps``
-                calls it is raised on this rank only, and the others count one gradient
-                less. If ranks of another communicator hold other parts of the model,
-                let the error end the job: these ranks don't know of it, so the next
-                collective update raises RuntimeError (PeerError on the others). All
-                ranks may go on after they have loaded a checkpoint; or after
+                calls, the error is raised on this rank alone, and the others count one
+                gradient less. If ranks of another communicator hold other parts of the
+                model, let the error end the job: these ranks don't know of it, so the
+                next collective update raises RuntimeError (PeerError on the others).
+                All ranks may go on after they have loaded a checkpoint; or after
                 :meth:`synchronize`, if all ranks of the model have skipped the update.
         """
         compute_loss = None
@@ -186,20 +189,19 @@ class MultiNodeOptimizer(AttributeProxy):
         count_update(_num_examples(*args, *kwds.values()))
 
     def flush(self) -> None:
-        """Use the gradients that no step has used yet (collective).
+        """Step along the gradients that no step has used yet (collective).
 
-        Gradients in flight, with double buffering, make a step. Then gradients that
-        have been added up on any rank, if fewer than ``accumulate_steps``, make another
-        step along the mean of them all. If no gradients are left, the call does
-        nothing. All ranks call this method when training ends, such as after
-        ``trainer.run()``, or at the end of an epoch whose examples must all count
-        before the next epoch. Where :meth:`update` would give rank 0's state to all and
-        drop gradients, this method does so, too. An optimizer that ends with gradients
-        left warns on rank 0.
+        Gradients in flight, with double buffering, make a step. Gradients that have been
+        added up on any rank, of fewer updates than ``accumulate_steps``, make another
+        step along their mean. If no gradients are left, the call does nothing. All ranks
+        call this method when training ends, such as after ``trainer.run()``, or at the
+        end of an epoch whose examples must all count before the next epoch. In the cases
+        in which :meth:`update` gives rank 0's state to all and drops gradients, this
+        method does so, too. An optimizer that ends with gradients left warns on rank 0.
 
         Raises:
-            RankMismatchError: other ranks have made another number of updates, and
-                update; or as :meth:`update` raises it.
+            RankMismatchError: other ranks have made another number of updates, and call
+                :meth:`update`; or as :meth:`update` raises it.
             BaseException: the error of the exchange in flight.
         """
         self._updates.flush()
@@ -207,32 +209,32 @@ class MultiNodeOptimizer(AttributeProxy):
     def synchronize(self) -> None:
         """Give rank 0's state to all ranks (collective); the first update does so by itself.
 
-        That is: parameters, persistent values such as batch statistics, the optimizer's
-        state, its ``t`` and its loss scale, and after the first update its
-        hyperparameters. What rank 0 has no value for comes from the first rank that has
-        one. Gradients in flight or added up are dropped.
+        The state has parameters, persistent values such as batch statistics, the
+        optimizer's state, its ``t`` and its loss scale, and after the first update its
+        hyperparameters. If rank 0 lacks a value, the first rank that has one gives it.
+        Gradients that are in flight or added up are dropped.
 
         Raises:
             RuntimeError: :meth:`setup` has not been called on this rank (PeerError on
                 the others).
-            RankMismatchError: names of parameters differ, or other ranks do something
-                else.
+            RankMismatchError: names of parameters differ, or other ranks make another
+                call.
         """
         self._updates.synchronize()
 
     def finalize(self) -> None:
-        """Wait for the exchange in flight and free the communicator it used (collective).
+        """Wait for the exchange in flight and free its communicator (collective).
 
-        Only where gradients travel beside the computing there is anything to free, and
-        only a program that makes many optimizers needs to. The communicator that the
-        user gave stays theirs. What made the exchange fail is not raised.
+        Only an optimizer whose gradients travel during computing has anything to free,
+        and only a program that makes many optimizers needs this call. The communicator
+        that the user passed stays theirs. An error of the exchange is not raised.
 
         Raises:
-            RankMismatchError: other ranks do something else.
+            RankMismatchError: other ranks make another call.
 
         Warns:
-            RuntimeWarning: on rank 0, if gradients are left that no step has used; also
-                when an optimizer is collected that was not finalized.
+            RuntimeWarning: on rank 0, if gradients are left that no step has used. The
+                warning also comes when an optimizer is garbage-collected.
         """
         self._updates.exchange.close(self._updates.signature)
         self._updates.warn_of_leftovers()
@@ -240,20 +242,20 @@ class MultiNodeOptimizer(AttributeProxy):
     def serialize(self, serializer: Any) -> None:
         """Save or load the optimizer's state, as :meth:`chainer.Optimizer.serialize` does.
 
-        Beyond what Chainer saves: the optimizer's class, the numbers that update rules
-        have outside their state, gradients in flight (it waits for their means, which
-        are equal on all ranks) and those added up so far (each rank's own), a dynamic
-        loss scale, and the float32 parameters of :meth:`use_fp32_update`. So training
-        that resumes goes on with the same bits (not collective). What a snapshot of
-        Chainer's own lacks is left out. The next update gives rank 0's state to all;
-        see :meth:`assume_synchronized`.
+        Not collective. Beyond Chainer's own entries, the state has the optimizer's
+        class, the numbers that update rules keep outside their state, the means of
+        gradients in flight (equal on all ranks), gradients that were added up (each
+        rank's own), a dynamic loss scale, and the float32 parameters of
+        :meth:`use_fp32_update`. So a resumed training goes on with the same bits. A
+        snapshot of Chainer's own optimizer can be loaded, too. After loading, the next
+        update gives rank 0's state to all; see :meth:`assume_synchronized`.
 
         Raises:
             ValueError: the snapshot is of another class of optimizer, or holds gradients
                 that this optimizer, with other ``double_buffering`` or
-                ``accumulate_steps``, has no use for.
-            BaseException: what made the exchange in flight fail; the next collective
-                call raises it again, on all ranks.
+                ``accumulate_steps``, can't use.
+            BaseException: the error of the exchange in flight; the next collective call
+                raises it again, on all ranks.
         """
         optimizer = self.actual_optimizer
         exchange = self._updates.exchange
@@ -284,12 +286,14 @@ class MultiNodeOptimizer(AttributeProxy):
         )
 
     def assume_synchronized(self) -> None:
-        """Say that all ranks have the same state: the next update won't give them rank 0's.
+        """Declare that ranks have equal states, so that the next update doesn't send rank 0's.
 
-        For users who load it on every rank and have made sure that they are equal, as
-        ``maybe_load`` of a checkpointer does. Not collective; if a rank doesn't say so,
-        the next update does so all the same. Before :meth:`setup` it raises
-        RuntimeError.
+        Not collective. The method is for programs that load equal states on all ranks,
+        as ``maybe_load`` of a checkpointer does. If one rank doesn't call it, the next
+        update gives rank 0's state to all nevertheless.
+
+        Raises:
+            RuntimeError: :meth:`setup` has not been called.
         """
         refuse_divided(self.target, self.communicator)
         self._updates.state.assume(self.target)
