@@ -126,5 +126,5 @@ _stderr = _claim()
 
 
 def pass_warning_on(*_: object) -> None:
-    """Handle the SIGUSR1 by which a launcher warns: a SIGTERM would have ended its mpiexec."""
+    """Handle a launcher's SIGUSR1 as SIGTERM, which the launcher's mpiexec would not survive."""
     os.kill(os.getpid(), signal.SIGTERM)

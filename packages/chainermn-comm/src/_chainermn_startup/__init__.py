@@ -14,7 +14,7 @@ It opens no connection, starts no process, and writes no file.
 import os
 import sys
 
-TYPE_CHECKING = False  # that of `typing`, whose import every interpreter would pay for
+TYPE_CHECKING = False  # importing `typing` for it would slow every interpreter's start
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from importlib.machinery import ModuleSpec

@@ -28,8 +28,8 @@ __all__ = [
     "patient_waits",
 ]
 
-_register_finder()  # again, for where `.pth` files don't run (--target, PYTHONPATH)
-# Also where the script imports mpi4py.MPI itself, below this package.
+_register_finder()  # again, since `.pth` files may not run (--target, PYTHONPATH)
+# The script may import mpi4py.MPI itself, after this package.
 _keep_workers_from_starting_mpi()
-# The abort hook, where CHAINERMN_FORCE_ABORT_ON_EXCEPTION=1 asks for it.
+# Install the abort hook if CHAINERMN_FORCE_ABORT_ON_EXCEPTION=1.
 _install_if_forced()

@@ -92,7 +92,7 @@ def check_name(name: Any) -> None:
 
 
 def _known(left_out: str = "") -> str:
-    """Return the known names as text; the one that takes no means stands last."""
+    """Return the known names as text, with `dummy`, which takes no means, at the end."""
     names = sorted(COMMUNICATORS.keys() - {left_out, "dummy"})
     return ", ".join([*names, "dummy (which exchanges nothing)"])
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 # The attribute that marks errors which all ranks raise together. Its value stands for
 # the call in which they do.
 _MARK = "_chainermn_failed_call"
-# The most ranks that a text lists.
+# The largest number of ranks that a text lists.
 MOST_RANKS = 32
 
 
@@ -67,10 +67,10 @@ class raise_together:
     def __init__(
         self, handshake: Callable[..., Any], operation: str, *, meet: bool = True
     ) -> None:
-        """Take a communicator's ``handshake``, a ``Handshake``, or a function like these.
+        """Use ``handshake``: a communicator's method, a ``Handshake``, or a similar function.
 
-        Without ``meet`` a block that raises nothing ends without a handshake: the
-        caller's next collective call has one, which also finds the other ranks' errors.
+        Without ``meet``, a block that raises nothing ends without a handshake. The
+        handshake of the caller's next collective call then finds the other ranks' errors.
         """
         self._handshake = handshake
         self._operation = operation

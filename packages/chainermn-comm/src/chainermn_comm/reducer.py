@@ -134,7 +134,7 @@ class Reducer:
         return Work(partial(self._take, begun_before()), self._assign, self._is_apart)
 
     def _take(self, earlier: Earlier) -> None:
-        """Take the means; on GPUs, after that work has ended."""
+        """Take the means; on GPUs, after the ``earlier`` work has ended."""
         for model in self._buckets:
             self._channel.multi_node_mean_grad(model, self._zero_fill)
 

@@ -1,6 +1,6 @@
 """ChainerMN's model parallelism: differentiable communication between ranks."""
 
-# First: it sees to it that `import chainer` works where no start-up file ran.
+# First, because it repairs `import chainer` if no start-up file has run.
 import chainermn_comm  # noqa: F401
 
 from . import functions, links

@@ -1,6 +1,6 @@
 """ChainerMN's training wrappers: multi-node optimizer, evaluator and data sets."""
 
-# First: it sees to it that `import chainer` works where no start-up file ran.
+# First, because it repairs `import chainer` if no start-up file has run.
 import chainermn_comm  # noqa: F401
 
 from . import checkpoint, datasets, iterators, optimizers

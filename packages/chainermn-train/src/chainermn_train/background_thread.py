@@ -11,9 +11,9 @@ from collections.abc import Callable
 # How long an ending process waits for a thread. All ranks have begun the thread's work,
 # so the work ends, unless a rank is gone.
 EXIT_TIMEOUT_SECONDS = 20.0
-# Python's own switch interval, 5 ms, is what a thread waits each time it needs the
-# interpreter while another one computes in Python: about ten times for a message of 2
-# MB.
+# With Python's own switch interval of 5 ms, a thread waits so long each time it needs the
+# interpreter while another thread computes in Python: about ten times for a message of
+# 2 MB.
 SWITCH_INTERVAL_SECONDS = 0.5e-3
 _NAME = "ChainerMN"
 

@@ -16,7 +16,7 @@ class AttributeProxy:
         self.actual = actual
 
     def __getattr__(self, name: str) -> Any:
-        # An own attribute is missing only while the wrapper is being copied.
+        # One of the wrapper's own attributes is missing only while the wrapper is being copied.
         if name in self._OWN or name.startswith("__"):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(getattr(self, self._ACTUAL), name)

@@ -73,10 +73,10 @@ def add_hook() -> None:
 
 
 def install_by_default() -> None:
-    """Do :func:`add_hook`, unless refused or alone; called when a communicator is created.
+    """Install the hook if there are several ranks, unless the environment refuses it.
 
-    The communicator's own size doesn't count: others may wait for a rank that is alone
-    in its own.
+    The function is called when a communicator is created. The number of ranks is that of
+    MPI's world, since other ranks may wait for a rank whose communicator has no others.
     """
     from mpi4py import MPI
 

@@ -198,8 +198,8 @@ class translated_errors:
 def kernel(source: str, name: str, registers: int) -> Any:
     """Return the compiled kernel: ``kernel(grid, block, arguments)``, on the current stream.
 
-    A thread has at most that many registers. ``source`` is to be the same string object
-    each time, which is then found without being hashed or compared.
+    A thread has at most ``registers`` registers. Pass the same string object as
+    ``source`` each time, since the cache finds it without hashing or comparing.
     """
     module = _cupy().RawModule(code=source, options=(f"--maxrregcount={registers}",))
     return module.get_function(name)

@@ -30,13 +30,13 @@ class NcclBackend(Backend):
         leaders: int = 1,
         staged: bool = False,
     ) -> None:
-        """Connect nothing yet (not collective): only later is a device chosen.
+        """Make a backend without connections (not collective): users choose devices later.
 
         Args:
             group: the ranks.
-            nodes: in which gradients are summed first.
-            leaders: how many ranks of each node exchange gradients with other nodes.
-            staged: whether everything between nodes goes through host memory.
+            nodes: the topology; gradients are summed in each node first.
+            leaders: the number of ranks of each node that exchange with other nodes.
+            staged: whether all data between nodes go through host memory.
         """
         super().__init__(group, self._make_sum)
         self._nodes = nodes

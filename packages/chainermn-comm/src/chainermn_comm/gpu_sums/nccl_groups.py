@@ -27,13 +27,13 @@ class NcclGroups:
     leads a node of its own.
     """
 
-    # Among the node's ranks; None for a rank alone there.
+    # Connects the node's ranks; None if the node has one rank.
     within: NcclCommunicator | None = None
-    # Among leaders of one index; None for other ranks.
+    # Connects leaders with the same index; None for other ranks.
     across: NcclCommunicator | StagedSum | None = None
     leaders: int = 1
     index: int = 0  # of this rank in its node, and of its shard if it is a leader
-    # Through which a StagedSum sums across nodes.
+    # Used by a StagedSum for sums across nodes.
     comm: MPI.Intracomm | None = None
 
     def sum_in_place(self, buffer: Any) -> None:

@@ -31,8 +31,8 @@ class PreparedCall:
 
     chunks: Sequence[Chunk]
     operand: Operand  # of 1-D arrays
-    # (2, rows, 3) int64 on the device: the tables of packing and of unpacking, those of
-    # all chunks one after the other.
+    # (2, rows, 3) int64 on the device: a table for packing and a table for unpacking,
+    # each with the rows of all chunks, one after the other.
     tables: Any
     buffer: Any  # on the device, for one chunk at a time
 

@@ -29,8 +29,8 @@ class StagedSum(Algorithm):
         self._group = group
         self._device = devices.current_device()
         self._host = host(group)
-        # Numbers that travel in 16 bits have an exponent for each chunk: reproducible
-        # sums always have the same chunks.
+        # Each chunk of 16-bit numbers has an exponent, so reproducible sums must always have
+        # the same chunks.
         self._chunk_bytes = CHUNK_BYTES
         if group.settings.chunk_bytes and not group.settings.reproducible:
             self._chunk_bytes = group.settings.chunk_bytes

@@ -1,8 +1,8 @@
-"""Watches the work that calls enqueue on a device, which ends or fails after they have returned.
+"""Watches enqueued work on devices, which may fail after the call has returned.
 
-The process has one thread for that, which polls CUDA's events and NCCL's asynchronous
-errors. After a failure the process is of no use: it ends the job. Where the user refused
-that, NCCL's communicators are aborted, and the communicator that uses them is of no use
+One thread per process polls CUDA's events and NCCL's asynchronous errors. A process is of
+no use after such a failure, so the thread ends the job. If the user has refused this,
+the thread aborts NCCL's communicators, and the communicator that uses them can't be used
 any more.
 """
 
@@ -28,7 +28,7 @@ from ..runtime import wait_until
 # Seconds between two polls of the thread. Short beside a step of training; work that is over
 # keeps its memory until the next poll.
 POLL_SECONDS = 5e-3
-# How long a process that ends waits for the device to finish.
+# How long a process waits for its device when it ends.
 DRAIN_SECONDS = 5.0
 
 # Watchers that are in use, and failed ones: the device may still use their arrays.

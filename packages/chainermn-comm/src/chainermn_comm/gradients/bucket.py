@@ -46,8 +46,8 @@ class Bucket:
     params: list[Any]
     grads: list[Any]  # None where there is none
     on_gpu: bool  # whether they are on a GPU, or else in host memory
-    # Where the means are to be written: gradients that can be overwritten, and new
-    # arrays. None where nothing travels.
+    # The arrays for the means: gradients that can be overwritten, and new arrays. None in
+    # place of a gradient that doesn't travel.
     targets: list[Any]
     description: Description
 

@@ -113,7 +113,7 @@ class MpiReducer(Reducer):
         return digest + missing[:MISSING_BYTES] + has_begun
 
     def _compare(self, rows: list[bytes]) -> None:
-        """Raise if gradients differ; find out what some ranks have if ranks lack different ones."""
+        """Raise if gradients differ; if some are missing on some ranks only, find out which."""
         heads = {row[:HEAD_BYTES] for row in rows}
         self._handed_in = [not row.startswith(NO_GRADIENTS) for row in rows]
         if not self.complete or len(heads) == 1:

@@ -12,7 +12,7 @@ from . import messages
 if TYPE_CHECKING:
     from .process_group import ProcessGroup
 
-# Arrays, contiguous in C or Fortran order, each with the other rank.
+# Pairs of another rank and an array, contiguous in C or Fortran order.
 Parts: TypeAlias = Iterable[tuple[int, Any]]
 
 

@@ -22,7 +22,7 @@ from .transfer import split_large
 # The most bytes that the first of MPI's messages has with data. Longer ones are faster
 # out of line.
 INLINE_BYTES = 64 << 10
-# Lengths of metadata and header, which follow; whether data follow these.
+# The lengths of the metadata and the header, which follow, and whether data follow them.
 _PREFIX = struct.Struct("<II?")
 # The kinds that other methods than `send` send: a description, and how the names of these
 # methods end.
@@ -122,7 +122,7 @@ def _named(kind: str) -> tuple[str, str]:
 
 
 def _receive(envelope: Envelope, status: MPI.Status) -> tuple[bytes, Message]:
-    """Receive a message whole, whose first part has this status, and its metadata."""
+    """Receive a message whose first part has this status; return its metadata, too."""
     group, source, _ = envelope
     tag = status.tag
     first = np.empty(status.count, np.uint8)

@@ -115,8 +115,8 @@ class InCall:
     def __enter__(self) -> bool:
         """Return whether this thread was in no call of the communicator before."""
         handshake = self._handshake
-        # Threads take turns, and signals come, where functions are called: not between
-        # these two lines. A signal before `__exit__` leaves a reference to nothing.
+        # Threads switch, and signals arrive, only at function calls: not between these two
+        # lines. A signal before `__exit__` leaves a dead reference.
         if handshake.under_way is None or handshake.under_way() is None:
             handshake.under_way = self._reference
             self._is_outermost = True

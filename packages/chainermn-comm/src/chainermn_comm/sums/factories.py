@@ -100,7 +100,7 @@ def _through_shared_memory(group: ProcessGroup, leaders: int) -> Algorithm:
         return packed(group)
     # Ranks make windows together: an error of one rank alone ends the job.
     with group.call("a mean of gradients"):
-        # It raises where a rank has been interrupted since the last handshake.
+        # The handshake raises if a rank was interrupted since the last handshake.
         group.handshake("preparing sums")
         try:
             if nodes == 1:

@@ -96,7 +96,7 @@ def _through_host(
     own: messages.Message,
     op: str,
 ) -> Any:
-    """Return the result for arrays that lie on GPUs, some of which can't stay (collective)."""
+    """Return the result for arrays on GPUs that must go through host memory (collective)."""
     with group.together(f"{operation}, copying to host memory"):
         (on_host,) = messages.on_host([message], group.rank)
     result = reduce_arrays(group, operation, on_host.value(), op)

@@ -55,7 +55,7 @@ class CallTracer(CallObserver):
         self._comm = comm
         self._file = into
         self.name = name
-        # When the call that is under way began; None if there is none.
+        # The start of the current call, or None.
         self._begun: float | None = None
         self._operation = ""
         self._args: dict[str, Any] = {}

@@ -56,7 +56,7 @@ class Rank:
 
 
 def rank_from_json(fields: dict[str, Any], later: float = 0.0) -> Rank:
-    """Return a rank as a monitor has sent it, whose clock shows so many seconds less."""
+    """Return a rank from a monitor's record; that monitor's clock is ``later`` seconds behind."""
     calls = tuple(Call(**call) for call in fields["calls"])
     failed_at = fields["failed_at"] + later
     return Rank(**{**fields, "calls": calls, "failed_at": failed_at})

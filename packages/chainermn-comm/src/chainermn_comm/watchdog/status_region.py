@@ -38,8 +38,8 @@ MESSAGE = 2
 # In an operation's name, before the function that the call is part of.
 SCOPE_SEPARATOR = ", inside "
 
-# At which a rank writes its stacks: SIGUSR1 and SIGUSR2 are the scripts' and the
-# schedulers'.
+# The signal that makes a rank write its stacks. SIGUSR1 and SIGUSR2 belong to scripts and
+# schedulers.
 STACKS_SIGNAL = signal.SIGRTMAX - 5
 # The communicator of calls that all ranks of the job make: creating communicators, and
 # exiting.

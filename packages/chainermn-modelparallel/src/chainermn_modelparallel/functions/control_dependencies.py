@@ -75,10 +75,10 @@ class ScalarVariable(Variable):
 
 
 def keep_control_dependencies(sources: Gradients, results: Variables) -> Variables:
-    """Make results depend also on each source that leads anywhere in the graph; return them.
+    """Return results that also depend on each source that is connected to the graph.
 
-    Sources are delegates, and gradients that backward gets but doesn't use. Such a
-    gradient may lead a second backward to a communication of the first backward.
+    Sources are delegate variables, and gradients that backward gets but doesn't use. Such
+    a gradient may lead a second backward to a communication of the first backward.
     """
     if chainer.config.enable_backprop and results:
         for source in sources:

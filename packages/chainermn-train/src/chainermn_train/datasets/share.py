@@ -1,4 +1,4 @@
-"""A data set that all ranks have whole, one copy on each machine: ``share_dataset``."""
+"""``share_dataset``: every rank has the whole data set, with one copy on each machine."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def _reserve(nbytes: int) -> int:
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int]:
-    """Return what tells a file from others that have had the same descriptor."""
+    """Return an identity that differs between files with the same descriptor."""
     return status.st_dev, status.st_ino, status.st_mtime_ns
 
 

@@ -151,7 +151,7 @@ def _split_concatenated(dataset: Any, indices: np.ndarray, take: TakeRows) -> An
     parts = _divide_all(bases, chosen, take)
     if parts is None:
         return None
-    # Where the examples of the first data set lie, then those of the second, ...
+    # The places of the first data set's examples, then of the second's, and so on.
     grouped = np.argsort(owners, kind="stable")
     return view(_with(dataset, _datasets=parts), np.argsort(grouped))
 

@@ -76,7 +76,7 @@ class GradientExchange:
         """Take the means of these gradients (collective, after ranks have agreed by the reducer).
 
         Means are multiplied by ``factor``, the same on all ranks. Return whether the
-        parameters' gradients are means to step along, perhaps of an update before.
+        parameters' gradients are now means for a step, perhaps of the update before.
         """
         with region("communication"):
             work = self._reducer.start()

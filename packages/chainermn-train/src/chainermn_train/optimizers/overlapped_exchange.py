@@ -63,7 +63,7 @@ class _Plan:
 
 
 class _Sending:
-    """One update's buckets on their way."""
+    """The buckets that one update sends during backward."""
 
     def __init__(self, plan: _Plan, reducer: Reducer, params: ParameterSet) -> None:
         self.reducer = reducer
@@ -253,7 +253,7 @@ class OverlappedExchange(GradientExchange):
         self._order = []
 
     def _facts_of(self, params: ParameterSet) -> list[Any]:
-        """Return the facts that a plan depends on; when one of them changes, the plan is void."""
+        """Return the facts on which a plan depends; if one of them changes, the plan is void."""
         forms = [(form_of(param.array), is_updated(param)) for param in params.params]
         wire_dtype = self._communicator.get_config("allreduce_grad_dtype")
         return [params, self.channel, wire_dtype, *forms]

@@ -22,7 +22,7 @@ from chainer.functions.connection.linear import LinearFunction
 
 from .gradient_set import form_of
 
-# Takes a parameter's number in the list, and its gradient, which is final.
+# Called with a parameter's index in the list and its final gradient.
 OnFinal = Callable[[int, Any], None]
 # Functions of data, weights and bias that compute each gradient by itself.
 _LAYERS = (LinearFunction, Convolution2DFunction)
@@ -44,7 +44,7 @@ def backward(
 
 
 class _Tracker(chainer.FunctionHook):
-    """Counts for each parameter the functions that use it and have not run."""
+    """Counts for each parameter the functions that use it and whose backward has not run."""
 
     name = "ChainerMN's final gradients"  # no other hook may have the same
 

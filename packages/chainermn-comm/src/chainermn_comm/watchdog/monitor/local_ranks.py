@@ -50,10 +50,10 @@ class MonitoredRank:
         self.launcher: int = processes.stat(self.pid).parent
         self.region = mmap.mmap(region, REGION_BYTES, prot=mmap.PROT_READ)
         os.close(region)
-        self._stacks = stacks  # the file of the rank's stacks ...
-        self._stacks_begin = 0  # ... and where those begin that were asked for last
+        self._stacks = stacks  # the file of the rank's stacks
+        self._stacks_begin = 0  # where the stacks of the last request begin in it
         self.has_ended = False
-        self.died_at = math.inf  # if it hasn't, or its program was over
+        self.died_at = math.inf  # for a living rank, or after the end of its program
 
     def state(self) -> str:
         if self.has_ended:  # another process may have its number

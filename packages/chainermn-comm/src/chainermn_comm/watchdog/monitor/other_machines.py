@@ -50,7 +50,7 @@ class OtherMachines:
     """The machines that have connected."""
 
     def __init__(self, selector: BaseSelector) -> None:
-        """Have none, as long as this machine isn't the first of several."""
+        """Begin without machines; only the first of several machines gets any."""
         self.machines: list[Machine] = []  # without strangers
         self.selector = selector
 

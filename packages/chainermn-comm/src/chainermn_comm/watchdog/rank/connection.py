@@ -39,9 +39,9 @@ main()
 """
 # Time for an interpreter to start on a busy machine; the job goes on after that.
 START_SECONDS = 20.0
-# Between two looks whether another rank has started the monitor.
+# Seconds between two looks whether another rank has started the monitor.
 RETRY_SECONDS = 0.01
-# Time for the monitor to take a message.
+# How long a rank waits until the monitor takes a message.
 SEND_SECONDS = 2.0
 # Ranks of a machine connect at about the same time.
 BACKLOG = 4096

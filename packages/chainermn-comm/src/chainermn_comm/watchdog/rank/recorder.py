@@ -52,7 +52,7 @@ class CallRecorder(CallObserver):
         self._memory[self._start] = _state(IDLE, _now())
 
     def detach(self) -> None:
-        """Record in memory that nobody reads."""
+        """From now on, write records to memory that no monitor reads."""
         self.attach(bytearray(layout.SLOT_BYTES), 0)
 
     def attach(self, memory: Any, slot: int) -> None:
