@@ -52,7 +52,7 @@ MOST_CHARACTERS = 500
 def event_line(job: str, rank: int, kind: str, **fields: Any) -> bytes:
     """Return an event as a line, to be written in one piece; ``job`` is JOB_VARIABLE's value.
 
-    ValueError if it is too long.
+    ValueError is raised if the line is too long.
     """
     event = {"version": VERSION, "event": kind, "rank": rank, **fields}
     line = f"{MARK}{job} {json.dumps(event)}\n".encode()  # all ASCII
@@ -112,7 +112,7 @@ def exit_code(code: object) -> int:
 
 
 def _claim() -> int:
-    """Make this process the one that speaks for its rank if none does; return where it writes."""
+    """Let this process send events for its rank, if no other does; return its descriptor."""
     job = os.environ.get(JOB_VARIABLE)
     if job:
         if not os.environ.get(REPORTER_VARIABLE, "").startswith(f"{job} "):

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
-# With one of these a user chooses the number of threads, and nothing is changed.
+# If a user sets one of these variables, the number of threads stays as it is.
 THREAD_VARIABLES = tuple(
     f"{of}_NUM_THREADS" for of in ("OMP", "OPENBLAS", "GOTO", "MKL", "BLIS")
 )
@@ -35,7 +35,7 @@ def cgroup_folders(
     for line in membership.splitlines():
         _, controllers, path = line.split(":", 2)
         tops = [root / controllers, root / controller]
-        if controllers == "":  # version 2; beside version 1 it has a folder of its own
+        if controllers == "":  # version 2, which beside version 1 has its own folder
             tops = [root, root / "unified"]
         elif controller not in controllers.split(","):
             continue
@@ -59,7 +59,7 @@ def tightest_cgroup(
 
 
 def _cpu_quota(folder: Path) -> float | None:
-    """Return a cgroup's CPU time in cores; None for no limit, or where the folder doesn't say."""
+    """Return a cgroup's CPU limit in cores; None if there is none, or the folder doesn't tell."""
     for files in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
         with suppress(OSError, ValueError):  # where the quota is "max"
             words = " ".join((folder / file).read_text() for file in files).split()
@@ -70,7 +70,7 @@ def _cpu_quota(folder: Path) -> float | None:
 
 
 def chosen_thread_variables(ours: Mapping[str, str]) -> list[str]:
-    """Return the THREAD_VARIABLES that are set, but for those with the values that we set."""
+    """Return the THREAD_VARIABLES that are set, except to values that we have set."""
     values = {name: os.environ.get(name, "").strip() for name in THREAD_VARIABLES}
     return [name for name, value in values.items() if value not in ("", ours.get(name))]
 

@@ -8,8 +8,8 @@ import sys
 import traceback
 from collections.abc import Iterable
 
-# Words of a failure's description, each with the next step; the first row whose words
-# are found counts. Words after a caret must stand at the beginning.
+# Words of a failure's description, each with the next step. The first row counts whose
+# words occur. Words after a caret must occur at the beginning.
 STEPS = (
     ("KeyboardInterrupt", "start it again; it goes on only from a checkpoint"),
     ("ranks disagree on parameter", "build the same model on all ranks"),
@@ -61,7 +61,7 @@ FOLLOWS = "_chainermn_follows"
 OURS = re.compile(
     r"runpy|contextlib\.py|chainermn_(comm|train|modelparallel|tools|facade)/"
 )
-# The files of other libraries, and of Python.
+# Files of other libraries and of Python.
 LIBRARIES = re.compile(r"/(site|dist)-packages/|/lib\w*/python3|<frozen")
 # A frame in a traceback, or in a stack that faulthandler prints.
 FRAME = re.compile(r'File "(.+?)", line (\d+)')

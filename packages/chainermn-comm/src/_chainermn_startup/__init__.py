@@ -40,7 +40,7 @@ class Finder:
 
 
 def facade_spec() -> "ModuleSpec | None":
-    """The folder `chainermn_facade` under the name `chainermn`; None where it isn't installed."""
+    """The spec of `chainermn`, the folder `chainermn_facade`; None if it isn't installed."""
     from importlib.util import find_spec, spec_from_file_location
 
     facade = find_spec("chainermn_facade")

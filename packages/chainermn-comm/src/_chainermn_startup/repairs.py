@@ -1,7 +1,7 @@
 """What is repaired in Chainer 7.8.1 as it is imported, and where.
 
-A row changes lines of one module's source in memory, where the installed Python, NumPy
-or setuptools breaks them, or where Chainer's own fault prevents a snapshot. No file is
+A row changes lines of one module's source in memory, because the installed Python, NumPy
+or setuptools breaks them, or because a fault of Chainer prevents a snapshot. No file is
 written, and the compiled caches of these modules are neither read nor written. Every
 change keeps the number of lines, so that tracebacks stay true.
 """
@@ -200,7 +200,7 @@ TABLE: tuple[Repair, ...] = (
 
 
 def repaired_spec(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
-    """The spec of module `name` with a loader that repairs it; None if nothing is to be done."""
+    """The spec of module `name` with a loader that repairs it; None if it needs no repair."""
     changes = [
         change
         for row in TABLE

@@ -14,7 +14,7 @@ ResolutionError = (DistributionNotFound, VersionConflict)  # Chainer only catche
 
 
 def require(*requirements: str) -> None:
-    """Raise one of these errors unless all requirements are met."""
+    """Raise unless all requirements are met."""
     for text in requirements:
         requirement = Requirement(text)
         installed = get_distribution(requirement.name).version

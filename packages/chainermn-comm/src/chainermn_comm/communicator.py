@@ -75,7 +75,7 @@ class CommunicatorBase(ABC):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        # ChainerMN 1.3 had one name for the mean, and Chainer 7 has the other one.
+        # ChainerMN 1.3 and Chainer 7 have different names for the mean of gradients.
         by_name = vars(cls)
         if "multi_node_mean_grad" not in by_name and "allreduce_grad" in by_name:
             cls.multi_node_mean_grad = _calling_allreduce_grad(cls)  # type: ignore[method-assign]
@@ -531,9 +531,9 @@ def _fill_in_zeros(comm: CommunicatorBase, model: Any) -> None:
                 param.grad = np.zeros_like(param.data)
 
 
-# If a class defines only one of `allreduce_grad` and `multi_node_mean_grad`, the other
-# one is made here. It calls the method of that class, not of a subclass, so that the
-# other one's definition in a subclass may call it by `super()`.
+# If a class defines only one of `allreduce_grad` and `multi_node_mean_grad`, these
+# functions make the second. It calls the first method of that class, not of a subclass,
+# so that a subclass's definition of the second may call it by `super()`.
 
 
 def _calling_allreduce_grad(kind: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The communicators by name: the backends for each one's arrays on hosts and on GPUs."""
+"""The communicators by name: each has a backend for arrays on hosts and one for GPUs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def flat(group: ProcessGroup) -> Backends:
 
 
 def hierarchical(group: ProcessGroup) -> Backends:
-    """Through each node's shared memory or NCCL; one rank of each reaches other nodes."""
+    """Through each node's shared memory or NCCL; one rank of each node reaches other nodes."""
     return (
         _on_hosts(group, sums.single_leader),
         _by_nccl(group),
@@ -115,7 +115,7 @@ def _by_nccl(
 
 
 def _one_node(group: ProcessGroup) -> Topology:
-    """Return the topology for NCCL if it sums among all ranks at once: one node."""
+    """Return a topology of one node, with which NCCL sums among all ranks at once."""
     return Topology((0,) * group.size)
 
 

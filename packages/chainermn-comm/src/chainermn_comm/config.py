@@ -40,10 +40,9 @@ CHUNK_MAXIMUM = 1 << 30
 class Settings:
     """The settings of a communicator, as its user chose them."""
 
-    # The dtype in which gradients travel; None for each one's own.
+    # The dtype in which gradients travel; None for each gradient's own.
     allreduce_grad_dtype: np.dtype | None = None
-    # Accepted for old scripts and without effect: copies are always batched where that
-    # helps.
+    # Accepted for old scripts, without effect.
     batched_copy: bool = False
     # The size of the chunks in which gradients travel; None for each algorithm's
     # default.
@@ -52,7 +51,7 @@ class Settings:
     reproducible: bool = False
     # How long a call may wait.
     timeout: Timeout = field(default_factory=lambda: Timeout(0.0))
-    # The folder into which calls are traced; None where they aren't traced.
+    # The folder for traces; None if calls aren't traced.
     trace: str | None = None
 
     def changed(self, name: str, value: Any) -> Settings:
@@ -117,7 +116,7 @@ def chunk_bytes(value: Any) -> int | None:
 
 
 def chunk_bytes_from_env() -> int | None:
-    """Return the size of chunks that the environment sets; None where it sets none."""
+    """Return the size of chunks that the environment sets, or None."""
     text = text_of(CHUNK_VARIABLE)
     if not text:
         return None

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from .mpi_start import refuse_to_be_alone, require_running_mpi, warn_of_small_shm
 
-# Imported where it is used: it starts MPI, which a data loader's worker process must
-# not do just because the user's script imports this package.
+# Imported late, because the import starts MPI. A data loader's worker process must not
+# start MPI just because the user's script imports this package.
 if TYPE_CHECKING:
     from mpi4py import MPI
 
@@ -104,7 +104,9 @@ def create_communicator(
     from .named_communicators import CLASSES
 
     kind = CLASSES.get(str(communicator_name))
-    if kind is None:  # a name of the user's own, or one that all ranks refuse together
+    if (
+        kind is None
+    ):  # a name that the user has added, or that all ranks refuse together
         kind = type(
             "MpiCommunicator",
             (MpiCommunicator,),

@@ -1,4 +1,4 @@
-"""The environment variables that users set: read, and refused where they are malformed."""
+"""The environment variables that users set: reads them, and refuses malformed values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ON = ("1", "true", "yes", "on")
 
 
 def text_of(variable: str) -> str:
-    """Return a variable's text without spaces around; an empty one where it isn't set."""
+    """Return a variable's text without spaces around it; an empty text if it isn't set."""
     return os.environ.get(variable, "").strip()
 
 
@@ -28,7 +28,7 @@ def seconds(
 ) -> float:
     """Return a time in seconds; raise ValueError unless it is in the range.
 
-    0 is in the range only if ``zero`` says what it means.
+    0 is in the range only if ``zero`` tells its meaning.
     """
     text = text_of(variable)
     with contextlib.suppress(ValueError):
@@ -41,7 +41,7 @@ def seconds(
 
 
 def switch(variable: str) -> bool | None:
-    """Return whether a variable is on, None where it isn't set; raise ValueError otherwise."""
+    """Return whether a variable is on, or None if it isn't set; ValueError for other values."""
     text = text_of(variable)
     if text.lower() in _OFF:
         return False
@@ -53,7 +53,7 @@ def switch(variable: str) -> bool | None:
 
 
 def check() -> None:
-    """Raise ValueError if a variable is malformed, of those that no setting reads."""
+    """Raise ValueError if a variable that no setting reads is malformed."""
     seconds(GRACE_VARIABLE, default=1)
     for variable in (ABORT_VARIABLE, ALONE_VARIABLE):
         switch(variable)

@@ -1,4 +1,4 @@
-"""The errors that communication raises, and how one rank's error becomes one of all ranks."""
+"""The errors that communication raises, and how one rank's error reaches all ranks."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def share_failure(
 
 
 def mark_failed(error: BaseException) -> object:
-    """Mark an error as one that all ranks raise in a call; return what stands for the call."""
+    """Mark an error as raised by all ranks in one call; return a token of the call."""
     call = vars(error)[_MARK] = object()
     return call
 
@@ -153,7 +153,7 @@ def peer_error(operation: str, rank: int, texts: Sequence[str | None]) -> PeerEr
 
 
 def rank_list(ranks: Sequence[int]) -> str:
-    """Return the numbers of ranks, of many the first ones."""
+    """Return the numbers of ranks as text; of many ranks only the first."""
     numbers = ", ".join(map(str, ranks[:MOST_RANKS]))
     if len(ranks) > MOST_RANKS:
         numbers += ", ..."
@@ -162,7 +162,7 @@ def rank_list(ranks: Sequence[int]) -> str:
 
 def without_traceback(error: Any) -> Any:
     """Return a copy of the error without the frames, and arrays, that a traceback keeps."""
-    # Its `__init__` may want other arguments.
+    # The class's `__init__` may need other arguments.
     twin = type(error).__new__(type(error), *error.__reduce__()[1])
     vars(twin).update(vars(error))
     return twin

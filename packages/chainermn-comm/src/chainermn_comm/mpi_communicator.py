@@ -115,7 +115,7 @@ class MpiCommunicator(CommunicatorBase):
         ranks, and a time-out.
         """
         require_running_mpi()
-        # First: an error below on one rank must not leave the others waiting.
+        # First, because an error of one rank below must not leave the others waiting.
         install_by_default()
         comm = checked_intracomm(mpi_comm)
         with creating(comm, _timeout) as group:
@@ -157,8 +157,8 @@ class MpiCommunicator(CommunicatorBase):
         self._observer = self._observe(own)
         resources.callback(self._observer.release)
         self._topology = topology or Topology.discover(own)
-        # Users have all tags but the three largest: one for the messages of the
-        # library's own functions, two for those of collectives. Open MPI's
+        # Users have all tags except the three largest. One is for messages of the
+        # library's own functions, two for collective calls. In Open MPI,
         # communicators that were split don't know the largest tag.
         self.reserved_tag = int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB) or 0) - 2
         self._max_tag = self.reserved_tag - 1
@@ -182,7 +182,7 @@ class MpiCommunicator(CommunicatorBase):
         resources.made = made_from(own)
 
     def _observe(self, own: MPI.Intracomm) -> CallObserver:
-        """Return what observes the calls: the watchdog, and the trace if there is one."""
+        """Return the observer of calls: the watchdog's, or the trace's, which forwards to it."""
         folder = self._settings.trace
         recorder = register(own, MPI.COMM_WORLD.rank) or CallObserver()
         if folder is None:

@@ -30,7 +30,8 @@ _COMMANDS = (
 def _rank_of_worker() -> int | None:
     """Return the rank whose worker process this is, or None in any other process.
 
-    A worker is what ``multiprocessing`` starts, and the server that forks workers.
+    A worker is a process that ``multiprocessing`` starts, also the server that forks
+    workers.
     """
     launched = rank_from_env()
     if launched is None:
@@ -53,7 +54,7 @@ def keep_workers_from_starting_mpi() -> None:
 
 
 def require_running_mpi() -> None:
-    """Start MPI if this process hasn't; raise RuntimeError where it can't be used."""
+    """Start MPI if it isn't running; raise RuntimeError if it can't be used."""
     keep_workers_from_starting_mpi()
     try:
         from mpi4py import MPI
@@ -81,7 +82,7 @@ def require_running_mpi() -> None:
 
 
 def refuse_to_be_alone(mpi_comm: MPI.Intracomm | None) -> None:
-    """Raise RuntimeError, or warn if asked, if others were started beside this rank of 1."""
+    """Raise RuntimeError, or warn if asked, if this only rank of MPI's was started with others."""
     from mpi4py import MPI
 
     launched = rank_from_env()

@@ -1,4 +1,4 @@
-"""What ranks settle among them before a communicator is made of them."""
+"""What ranks agree on before a communicator is made."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def negotiate_settings(
 ) -> Settings:
     """Return the settings of a new communicator, which are equal on all ranks (collective).
 
-    ``create_communicator`` says what the arguments are, and what is raised.
+    Arguments and errors are those of ``create_communicator``.
     """
     comm = group.comm
     free_unused(comm)

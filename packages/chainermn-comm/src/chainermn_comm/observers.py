@@ -11,7 +11,7 @@ NOBODY = -1  # in place of a rank, or of a tag
 
 
 class CallObserver:
-    """Observes the calls of one communicator. This one does nothing; others override methods."""
+    """Observes the calls of one communicator. This class does nothing; subclasses do."""
 
     # Called with the operation and its number once all ranks have come to a collective
     # call and mean the same; None if nobody asks. All ranks call it at the same point:
@@ -21,12 +21,12 @@ class CallObserver:
     def collective(
         self, operation: str, number: int, root: int = NOBODY, nbytes: int = 0
     ) -> None:
-        """This rank is about to wait in a collective call, or in another step of the same one."""
+        """Note that this rank is about to wait in a collective call, or in a further step of it."""
 
     def message(
         self, operation: str, peer: int, tag: int, nbytes: int = 0, what: str = ""
     ) -> None:
-        """This rank is about to wait for one other rank; ``what`` names the purpose."""
+        """Note that this rank is about to wait for one other rank; ``what`` names the purpose."""
 
     def leave(self, error: BaseException | None = None) -> None:
         """This rank waits no longer, perhaps because of an error that the call raises."""

@@ -1,9 +1,8 @@
 """The resources of communicators, which ranks free together once no rank uses them any more.
 
 Only all ranks together can free MPI's part of a communicator, so nothing is freed when
-one rank's object is collected. When the ranks of a communicator make another one from
-it, or finalize it, they compare which of those made before no rank uses any more, and
-free them.
+one rank's object is garbage-collected. When ranks split or finalize a communicator, they
+find the communicators made from it that no rank uses any more, and free these.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Resources(contextlib.ExitStack):
     def __init__(self, parent: MPI.Intracomm) -> None:
         """Own nothing yet; the communicator is about to be made from ``parent``."""
         super().__init__()
-        # While one of these is alive, the communicator may be used.
+        # While one of these objects is alive, the communicator may be used.
         self.users: list[weakref.ref[Any]] = []
         # The resources of communicators made from this one, which are freed first.
         self.made: list[Resources] = []
@@ -66,9 +65,9 @@ def free_unused(comm: MPI.Intracomm) -> None:
 
 @contextlib.contextmanager
 def explained(handshake: Any) -> Iterator[None]:
-    """Raise an error of MPI's, which all ranks have, as one that says what to do.
+    """Raise an MPI error, which all ranks have, as an error that says what to do.
 
-    All ranks' last call is one of this ``handshake``, a ``Handshake``.
+    The last call of all ranks is a call of this ``handshake``.
     """
     try:
         yield

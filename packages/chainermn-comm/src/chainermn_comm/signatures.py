@@ -13,7 +13,7 @@ from _chainermn_verdict import FOLLOWS
 
 from .errors import RankMismatchError, rank_list
 
-# The types of most values; NumPy's numbers have others.
+# The types of most values, except NumPy's numbers.
 PLAIN = frozenset({str, int, bool, float, bytes, type(None)})
 
 
@@ -22,9 +22,9 @@ def mismatch_error(
 ) -> RankMismatchError:
     """Return the error that has every rank's values of the first entry that differs.
 
-    ``views`` are of the ranks' signatures, see :func:`view_of`; there are few different
-    ones. ``calls`` name each rank's call and its place. The error is secondary on all
-    ranks but the first of those that are in the minority.
+    ``views`` are views of the ranks' signatures, see :func:`view_of`, few of which
+    differ. ``calls`` name each rank's call and its place. The error is secondary on all
+    ranks except the first rank of the minority.
     """
     name, values = _first_difference(views)
     ranks_of = _grouped([values[view] for view in views])

@@ -1,4 +1,4 @@
-"""The work of means that are to be taken, which another thread may do."""
+"""The work of taking means, which another thread may do."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Work:
             in_background.discard(self)
 
 
-# Work that has begun before; the references keep no work alive.
+# Work that has begun earlier; the references keep no work alive.
 Earlier = Iterable[weakref.ref[Work]]
 
 
@@ -99,7 +99,7 @@ def begun_before() -> Earlier:
 
 
 def wait_until_ended(earlier: Earlier) -> None:
-    """Wait until other threads have done that work."""
+    """Wait until other threads have done ``earlier`` work."""
     for each in earlier:
         work = each()
         if work is not None:

@@ -77,9 +77,9 @@ class _ShareOverflow:
 
     Attributes:
         communicator: the ranks that share a scale.
-        _error: what ``_meet`` raises where other ranks don't step. A multi-node optimizer
-            sets it at the beginning of an update. If it is still there at the end, the
-            optimizer calls ``_meet``.
+        _error: the error that ``_meet`` raises if other ranks don't step. A multi-node
+            optimizer sets it at the beginning of an update. If it is still set at the end,
+            the optimizer calls ``_meet``.
     """
 
     communicator: CommunicatorBase

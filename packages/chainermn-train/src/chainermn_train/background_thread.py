@@ -71,7 +71,7 @@ def raise_if_any(error: BaseException | None) -> None:
 
 
 def threads_may_use_mpi() -> bool:
-    """Return whether a thread may communicate while another one does; warn if not."""
+    """Return whether two threads may communicate at the same time; warn if not."""
     MPI = getattr(sys.modules.get("mpi4py"), "MPI", None)
     if MPI is None or MPI.Query_thread() >= MPI.THREAD_MULTIPLE:
         return True

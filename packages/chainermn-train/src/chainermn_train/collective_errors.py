@@ -35,9 +35,9 @@ def allgather_checked(
 ) -> list[Any]:
     """Return what ``action`` returns on every rank, in rank order (collective).
 
-    A rank that fails, also in pickling its value, raises its own error; the others
-    raise a PeerError that names the ranks that failed and says why. If no rank has
-    failed but some call another ``operation``, all raise RankMismatchError.
+    A rank that fails, also in pickling its value, raises its own error. All others raise a
+    PeerError, which names the failed ranks and their errors. If no rank has failed but
+    some call another ``operation``, all raise RankMismatchError.
     """
     with raise_together(communicator.handshake, operation) as call:
         content = pickle.dumps(action(), protocol=5)
@@ -109,7 +109,7 @@ class NoCommunicator:
 
 
 def require_communicator(communicator: Any, caller: str) -> CommunicatorBase:
-    """Return ``communicator``; raise TypeError unless it is one."""
+    """Return ``communicator``; raise TypeError if it is no communicator."""
     if isinstance(communicator, CommunicatorBase):
         return communicator
     raise TypeError(

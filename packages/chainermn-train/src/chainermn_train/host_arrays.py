@@ -1,4 +1,4 @@
-"""Values in host memory, without Chainer's graphs, as they are sent to other ranks."""
+"""Values in host memory without Chainer's graphs, to be sent to other ranks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Signals by which a scheduler warns that a job is about to end: this process takes note of them.
+"""The signals by which a scheduler warns that a job is about to end.
 
-A trainer with a checkpointer saves and leaves then. The multi-node optimizer passes
+A trainer with a checkpointer then saves and leaves. The multi-node optimizer passes
 the warning on to the other ranks.
 """
 
@@ -26,23 +26,23 @@ from chainermn_comm import CommunicatorBase
 from chainermn_comm.environment import seconds
 from chainermn_comm.faults import leave
 
-# What handles each signal when nobody acts on a warning any more: SIGTERM ends this
-# process again. SIGUSR1 is ignored up to the process's last moment: the signal only
-# warns of the end, and the process is ending.
+# The handlers after training, when nothing acts on a warning any more. SIGTERM ends the
+# process again. SIGUSR1 is ignored until the process has ended, because it only warns of
+# the end.
 SIGNALS = {signal.SIGTERM: signal.SIG_DFL, signal.SIGUSR1: signal.SIG_IGN}
-# A scheduler and a launcher may both send a signal: two so close together are one.
+# A scheduler and a launcher may both send a signal: two signals so close together are one.
 ECHO_SECONDS = 0.5
 
 _warned_at: float | None = None
 _timer: threading.Timer | None = None  # it ends this process after a warning
-_process: int | None = None  # the one that listens; its forks don't
+_process: int | None = None  # the listening process, but not its forks
 
 
 def listen() -> None:
     """Note SIGTERM and SIGUSR1 from now on, unless the user handles them (main thread only).
 
-    A second signal ends this process at once. Without one the process is ended after
-    CHAINERMN_GRACE seconds, by default 30.
+    A second signal ends this process at once. Without a second signal the process is ended
+    after CHAINERMN_GRACE seconds, by default 30.
     """
     global _process
     has_listened = _process is not None
@@ -75,10 +75,10 @@ def is_warned() -> bool:
 def leave_when_warned(
     trainer: Any, comm: CommunicatorBase, save: Callable[[Any], None], priority: int
 ) -> None:
-    """Let a trainer ``save`` and end with all ranks, after an iteration in which one was warned.
+    """Let a trainer ``save`` and end on all ranks after an iteration in which one was warned.
 
-    This function isn't collective; the extension that it adds, with this ``priority``,
-    is. The process begins to :func:`listen`, and stops when the trainer has run.
+    The function isn't collective, but the extension that it adds with this ``priority``
+    is. The process calls :func:`listen`, and stops listening when the trainer has run.
     """
     listen()
     agreements_before = 0
@@ -98,8 +98,8 @@ def leave_when_warned(
         else:
             knows = is_warned()
             if len(told) > len(own):
-                # A warning that no update has passed on yet waits for the next one:
-                # other ranks of that update may save with other ranks than these.
+                # A warning that no update has passed on yet waits for the next update, in
+                # which other ranks than these may take part.
                 knows = any([each.is_warned for each in told])
             rows = comm.handshake("leave", payload=bytes([knows]))
             leaves = any(map(any, rows))

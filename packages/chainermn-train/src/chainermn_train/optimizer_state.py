@@ -1,4 +1,4 @@
-"""An optimizer's state in a snapshot: what Chainer saves, and what Chainer leaves out."""
+"""An optimizer's state in a snapshot: Chainer's own entries, and what Chainer leaves out."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def saved_value(serializer: Any, key: str) -> Any:
 
 
 def _encoded(value: Any) -> Any:
-    """Return a number for JSON, one of NumPy's with its dtype."""
+    """Return a number for JSON; a number of NumPy's with its dtype."""
     return [float(value), str(value.dtype)] if hasattr(value, "dtype") else value
 
 

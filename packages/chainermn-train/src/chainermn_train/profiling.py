@@ -28,7 +28,7 @@ class StepTimes:
     seconds: float = 0.0
     # The seconds of the steps whose shares were measured; on CPUs, of all steps.
     sampled: float = 0.0
-    waiting: float = 0.0  # the part of `sampled` in which ranks wait for one another
+    waiting: float = 0.0  # the part of `sampled` in which ranks wait for each other
     # The part of `sampled` in which gradients and parameters are exchanged.
     communication: float = 0.0
 
@@ -74,9 +74,9 @@ class StepClock:
 def region(kind: str) -> AbstractContextManager[None]:
     """Count the time within as ``'waiting'`` or ``'communication'``, in this thread's timed step.
 
-    The exchange of gradients and parameters is communication. Ranks wait for one
-    another just before the exchange, when they agree on a few numbers. A region within
-    a region belongs to the outer one.
+    The exchange of gradients and parameters is communication. Ranks wait for each other
+    just before the exchange, when they agree on a few numbers. An inner region belongs to
+    the outer region.
     """
     clock = getattr(_thread, "clock", None)
     if clock is None:

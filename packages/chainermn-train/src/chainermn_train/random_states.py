@@ -12,7 +12,7 @@ from .trainer_introspection import iterators_of
 
 
 def random_state(target: Any) -> str:
-    """Return the state of NumPy's global generator, Python's, and those of order samplers."""
+    """Return the states of NumPy's and Python's global generators, and of order samplers."""
     generators = _generators_of(target).items()  # CuPy's can't be read
     state = {
         "python": random.getstate(),
@@ -36,7 +36,7 @@ def load_random_state(target: Any, text: str) -> list[str]:
 
 
 def _generators_of(target: Any) -> dict[str, np.random.RandomState]:
-    """Return NumPy's global generator, and those of a trainer's or updater's iterators."""
+    """Return NumPy's global generator and the generators of a trainer's iterators."""
     generators = {"global": np.random.random.__self__}  # type: ignore[attr-defined]
     # Chainer has no public names for them; 7.8.1 is its last release.
     for name, iterator in iterators_of(target).items():

@@ -1,7 +1,7 @@
 """What a group of ranks has alike: one list of slots, each with a name, a getter and a setter.
 
-The list is made anew where it is needed, since parameters get values and links are
-replaced. Functions that describe, compare, send or save all of it are loops over the list.
+The list is made anew at each use, since parameters get values and links are replaced.
+Functions that describe, compare, send or save slots are loops over the list.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ LOSS_SCALING = (
     "the loss scale (call loss_scaling() or set_loss_scale() with the same arguments on "
     "all ranks)"
 )
-# Chainer's attributes: the loss scale, whether it adapts, the factor by which it adapts,
-# and whether it has ever been too large.
+# Chainer's attributes: the loss scale, whether it adapts, its factor, and whether it has
+# ever been too large.
 _SCALING = (
     "_loss_scale",
     "_loss_scaling_is_dynamic",
@@ -49,10 +49,10 @@ class Slot:
     """One thing that all ranks have alike.
 
     Attributes:
-        name: what it is in words, the same on all ranks.
+        name: a description in words, the same on all ranks.
         get: returns the value: an array on any device, a number, a dict of these, or
-            another plain value; None if there is none yet.
-        set: takes a value that ``get`` gave on this rank or on another one.
+            another plain value; None if there is no value yet.
+        set: takes a value that ``get`` has returned on any rank.
     """
 
     name: str
@@ -65,7 +65,7 @@ class ArrayForm(NamedTuple):
 
     dtype: str
     shape: tuple[int, ...]
-    # Of the elements, whatever the bits of NaNs; 0 where that isn't asked for.
+    # A checksum of the elements, in which all NaNs are equal; 0 if it isn't needed.
     checksum: int = 0
 
 
@@ -149,7 +149,7 @@ def named_parameters(target: Any) -> list[tuple[str, Any]]:
     return list(by_id.values())
 
 
-# What is done with a list.
+# Operations on a list of slots.
 
 
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
@@ -226,7 +226,7 @@ def broadcast_slots(
                 return fact
 
             value = map_leaves(receive, fact)
-            # `bcast_data` gives parameters to the others, or refuses to.
+            # `bcast_data` gives parameters to the other ranks, or raises.
             is_needed = rank == 0 or not name.startswith(VALUE)
             if rank != root and is_needed and name in here and value is not None:
                 here[name].set(value)
@@ -257,10 +257,10 @@ def scaling_settings(optimizer: Any) -> dict[str, Any]:
 
 
 def scaling_checksum(optimizer: Any) -> int:
-    """Return a checksum of all that the next loss scales depend on; 0 without one.
+    """Return a checksum of everything that determines the next loss scales; 0 without scaling.
 
-    A dynamic scale changes with the mean gradients alone, whose bits are equal on all
-    ranks. So scales that are equal on all ranks once stay equal.
+    A dynamic scale depends only on the mean gradients, whose bits are equal on all ranks.
+    So scales that are equal once stay equal.
     """
     if getattr(optimizer, "_loss_scale", None) is None:
         return 0
@@ -274,7 +274,7 @@ def scaling_checksum(optimizer: Any) -> int:
 
 
 def is_array(value: Any) -> bool:
-    """Return whether a value is an array that ranks can send as one."""
+    """Return whether a value is an array that ranks can send as an array."""
     return isinstance(value, chainer.get_array_types()) and value.dtype.kind in "biufc"
 
 
@@ -334,9 +334,9 @@ def _attribute_slot(name: str, holder: Any, attribute: str) -> Slot:
 
 
 def _get_rule(param: Any) -> dict[str, Any]:
-    """Return all that an update rule has.
+    """Return the state and the numbers of an update rule.
 
-    Its numbers are ``t``, ``enabled``, and what it keeps outside its state, such as
+    The numbers are ``t``, ``enabled``, and numbers outside its state, such as
     ``beta_power`` of :class:`chainer.optimizers.MSVAG`.
     """
     rule = param.update_rule
@@ -363,7 +363,7 @@ def master_of(param: Any) -> Any:
 
 
 def set_master(param: Any, array: Any) -> None:
-    """Set that array; without one it is made anew when it is needed."""
+    """Set the float32 array; None lets the rule make it anew."""
     master = None
     if array is not None:
         master = chainer.Parameter(param.device.send(array), name=param.name)

@@ -1,4 +1,4 @@
-"""The parts of a trainer or an updater."""
+"""Finds the parts of a trainer or an updater."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def iterators_of(target: Any) -> dict[str, Any]:
 
 
 def warn_of_lost_order(target: Any) -> None:
-    """Warn if a resumed run would see other batches than a run that was not interrupted."""
+    """Warn if a resumed run would see other batches than an uninterrupted run."""
     for name, iterator in iterators_of(target).items():
-        actual = getattr(iterator, "actual", iterator)  # in a synchronized one
+        actual = getattr(iterator, "actual", iterator)  # of a synchronized iterator
         shuffles = isinstance(
             getattr(actual, "order_sampler", None), ShuffleOrderSampler
         )

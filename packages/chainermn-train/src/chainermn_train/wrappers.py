@@ -1,4 +1,4 @@
-"""The base class of wrappers, which have the attributes of what they wrap."""
+"""The base class of wrappers, which have the attributes of the wrapped object."""
 
 from __future__ import annotations
 

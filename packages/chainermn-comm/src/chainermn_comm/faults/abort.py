@@ -37,11 +37,11 @@ SECONDARY_ERROR_SECONDS = 1.5
 # Between the report and MPI_Abort: MPICH's launcher drops all text that it has not read
 # by then, and other ranks that fail can print their reports; see docs/decisions/failures.md.
 FORWARDING_SECONDS = 0.5
-# Ranks that fail at the same time write one after the other, as Open MPI's launcher
-# mixes texts longer than 4 kB. There are only TURNS turns, so that the last isn't late.
+# Ranks that fail at the same time write in turns, because Open MPI's launcher mixes texts
+# longer than 4 kB. There are only TURNS turns, so that the last rank isn't late.
 TURN_SECONDS, TURNS = 0.04, 8
-# After this the process ends even if MPI_Abort hangs; the launcher then ends the
-# others.
+# After this time the process ends even if MPI_Abort hangs; then the launcher ends the
+# other ranks.
 LAST_RESORT_SECONDS = 3.0
 _process = 0  # that our hooks are for, once they are installed
 _previous = sys.__excepthook__  # in whose place ours is
@@ -91,10 +91,10 @@ def install_if_forced() -> None:
 
 
 def abort_if_desynchronized() -> None:
-    """Abort the job because of the exception being handled, if others may wait for this rank.
+    """Abort the job because of the current exception, if other ranks may wait for this rank.
 
-    It is for exceptions such as a signal handler's, between steps that all ranks take
-    together.
+    The function is for exceptions between steps that all ranks take together, such as a
+    signal handler's.
     """
     error = sys.exception()
     if error is None or not _others_may_wait():
@@ -105,7 +105,7 @@ def abort_if_desynchronized() -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """Raise SystemExit(code), which doesn't abort the job: all ranks do so together."""
+    """Raise SystemExit(code) without aborting the job, because all ranks do so together."""
     global _leaving
     _leaving = code
     raise SystemExit(code)
@@ -231,9 +231,9 @@ def abort_job(what: str, code: int, details: str = "") -> NoReturn:
 
 
 def _is_first_to_say(text: str) -> bool:
-    """Return whether no other rank of this machine has said the same, but for the ranks in it.
+    """Return whether no other rank of this machine has printed the same text, ranks aside.
 
-    The first one binds a socket of that name, which it keeps until it ends.
+    The first rank binds a socket with a name from the text, until the rank ends.
     """
     text = re.sub(r"rank \d+", "", text)
     name = f"\0chainermn said {job_name()} {zlib.crc32(text.encode())}"

@@ -18,7 +18,7 @@ from _chainermn_events import exit_code
 
 from . import system_exit
 
-real_exit = os._exit  # abort.py replaces the one in os
+real_exit = os._exit  # abort.py replaces os._exit
 _status = 0  # of the SystemExit that ends this child
 
 

@@ -17,11 +17,11 @@ import types
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-Listener = Callable[[object], None]  # is given SystemExit.code
+Listener = Callable[[object], None]  # called with SystemExit.code
 
 
 def watch(listener: Listener) -> None:
-    """Call `listener`, and no earlier one, when `SystemExit` is about to end the interpreter."""
+    """Call `listener`, and no earlier listener, when `SystemExit` is about to end Python."""
     global _listener
     if _listener is None:
         _install()
@@ -45,7 +45,7 @@ if sys.version_info >= (3, 12):
                 _notify(exception.code)
 
         monitoring = sys.monitoring
-        # The last ones belong to debuggers, profilers and coverage.
+        # The last identifiers belong to debuggers, profilers and coverage.
         tools = (4, 3, 5, 2, 1, 0)
         tool = next((one for one in tools if not monitoring.get_tool(one)), 4)
         monitoring.use_tool_id(tool, "chainermn")

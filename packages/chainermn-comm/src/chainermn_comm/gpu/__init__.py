@@ -1,4 +1,4 @@
-"""The one folder that knows CuPy: arrays on GPUs, kernels, NCCL, and copies to host memory.
+"""Everything that uses CuPy: arrays on GPUs, kernels, NCCL, and copies to host memory.
 
 Importing the folder imports neither CuPy nor MPI.
 """

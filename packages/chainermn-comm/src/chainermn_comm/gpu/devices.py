@@ -1,4 +1,4 @@
-"""The one file that imports CuPy, late: GPU arrays, streams, events, kernels, pinned memory."""
+"""GPU arrays, streams, events, kernels and pinned memory; only this file imports CuPy, late."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def current_device() -> int:
 
 
 def use(device: int) -> AbstractContextManager[Any]:
-    """Return a context manager within which that device is the current one."""
+    """Return a context manager inside which ``device`` is the current device."""
     context: AbstractContextManager[Any] = _cupy().cuda.Device(device)
     return context
 
@@ -72,7 +72,7 @@ def device_of(array: Any) -> Any:
 
 
 def using_device_of(array: Any) -> AbstractContextManager[Any]:
-    """Return a context manager within which an array's device, if it has one, is the current."""
+    """Return a context manager inside which an array's device, if any, is the current device."""
     if on_gpu(array):
         return use(array.device.id)
     return nullcontext()
@@ -86,7 +86,7 @@ def address(array: Any) -> int:
 
 
 def empty(shape: int | tuple[int, ...], dtype: Any = np.uint8, order: str = "C") -> Any:
-    """Return an array on the current device that is to be filled."""
+    """Return an uninitialized array on the current device."""
     return _cupy().empty(shape, dtype, order)
 
 
@@ -111,7 +111,7 @@ def c_ordered(array: Any) -> Any:
 
 
 def assign(target: Any, array: Any) -> None:
-    """Overwrite a GPU array by another one of its device, in the order of the current stream."""
+    """Overwrite a GPU array by another array on its device, on the current stream."""
     with using_device_of(target):
         target[...] = array
 
@@ -147,7 +147,7 @@ def current_stream() -> Any:
 
 
 def new_stream() -> Any:
-    """Return a non-blocking stream: it waits for others only by events."""
+    """Return a non-blocking stream, which waits for other streams only by events."""
     return _cupy().cuda.Stream(non_blocking=True)
 
 
@@ -161,9 +161,9 @@ def recorded_event(stream: Any = None) -> Any:
 
 
 def is_done(event: Any) -> bool:
-    """Return whether the work before the event is over; raise CUDA's error where it failed.
+    """Return whether the work before the event has ended; raise CUDA's error if it has failed.
 
-    CuPy's own ``done`` says no for ever after an error.
+    After an error, CuPy's own ``done`` returns False for ever.
     """
     runtime = _cupy().cuda.runtime
     status = runtime.eventQuery(event.ptr)
@@ -176,9 +176,9 @@ def is_done(event: Any) -> bool:
 
 
 class translated_errors:
-    """Raise CommunicationError, with CUDA's or NCCL's words, where one of them fails inside.
+    """Raise CommunicationError, with CUDA's or NCCL's message, if either fails inside.
 
-    ``what`` failed then, for the message. Other exceptions go through as they are.
+    ``what`` names the failed operation in the message. Other exceptions are unchanged.
     """
 
     def __init__(self, what: str) -> None:

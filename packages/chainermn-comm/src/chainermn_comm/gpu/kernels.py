@@ -160,8 +160,8 @@ def rows_of(chunk: Chunk) -> int:
 def segment_table(chunks: Sequence[Chunk], flats: Sequence[Any]) -> np.ndarray:
     """Return the table that the kernels walk, for all chunks one after the other.
 
-    It is (rows, 3) int64: begin, address, itemsize. Each chunk has a row for each of
-    its segments of these contiguous GPU arrays, and one that ends it.
+    The table is (rows, 3) int64: begin, address, itemsize. Each chunk has a row for each
+    of its segments of these contiguous GPU arrays, and a row that ends the chunk.
     """
     addresses = [devices.address(flat) for flat in flats]
     table = []

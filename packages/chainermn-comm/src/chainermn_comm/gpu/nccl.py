@@ -1,4 +1,4 @@
-"""Moves GPU buffers through NCCL, the one file that imports it."""
+"""Moves GPU buffers through NCCL; only this file imports NCCL."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # importing it starts MPI
     from mpi4py import MPI
 
 Arrays: TypeAlias = Sequence[Any]
-# Arrays, each with the other rank.
+# Pairs of another rank and an array.
 Parts: TypeAlias = Iterable[tuple[int, Any]]
 
 # The first version that knows bfloat16; every NCCL for CUDA 12 is newer. The doctor
@@ -27,8 +27,8 @@ BFLOAT16 = 9
 # NCCL sums these as NumPy does. It sums float16, too, but rounds at each step.
 INTEGERS = ("int8", "uint8", "int32", "uint32", "int64", "uint64")
 SUMS = ("float32", "float64", *INTEGERS)
-# By the ufunc of NumPy, as CuPy names NCCL's operations. NCCL has maxima and minima of
-# floats, too, but those lose NaNs.
+# CuPy's names of NCCL's operations, by NumPy's ufunc. NCCL's maxima and minima of floats
+# are missing, because they lose NaNs.
 _OPERATIONS: dict[np.ufunc, str] = {
     np.add: "NCCL_SUM",
     np.maximum: "NCCL_MAX",
@@ -41,16 +41,16 @@ ABORT_SECONDS = 1.0
 class NcclCommunicator:
     """NCCL among the GPUs of some ranks.
 
-    Methods enqueue work on the current stream, and return at once. Arrays are
-    contiguous, on this rank's GPU; those of bfloat16 are its bits, uint16. Sums are
-    NCCL's: in an order and with roundings of its own, the same bits on every rank.
+    Methods enqueue work on the current stream, and return at once. Arrays are contiguous
+    and on this rank's GPU; bfloat16 arrays are passed as uint16. Sums have NCCL's order
+    and roundings, and the same bits on every rank.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         """Connect the current devices (collective over ``comm``, which stays the caller's).
 
-        This blocks until all ranks have come. CommunicationError is raised on a rank
-        where NCCL fails, while other ranks may wait.
+        The call blocks until all ranks have come. If NCCL fails on a rank, this rank
+        raises CommunicationError, while other ranks may wait.
         """
         self._lock = threading.RLock()
         self.rank = comm.rank
@@ -90,9 +90,9 @@ class NcclCommunicator:
                     )
 
     def reduce(self, sources: Arrays, target: Any, op: np.ufunc) -> None:
-        """Write what ``op`` makes of all ranks' i-th source into rank i's ``target`` (collective).
+        """Reduce all ranks' i-th source by ``op`` into rank i's ``target`` (collective).
 
-        Sources are for the first ranks, or for all. A rank after those has no target.
+        There are sources for the first ranks or for all. Further ranks have no target.
         """
         with self._group() as comm:
             stream = devices.current_stream().ptr
@@ -126,7 +126,7 @@ class NcclCommunicator:
                     comm.recv(at, array.nbytes, octet, rank, stream)
 
     def broadcast(self, parts: Parts) -> None:
-        """Overwrite each array on all ranks by that of the rank beside it (collective)."""
+        """Overwrite each array on all ranks by the array of its root (collective)."""
         octet = self._nccl.NCCL_UINT8
         with self._group() as comm:
             stream = devices.current_stream().ptr
@@ -137,9 +137,9 @@ class NcclCommunicator:
 
     @contextlib.contextmanager
     def _group(self) -> Iterator[Any]:
-        """Give CuPy's communicator, which another thread doesn't abort meanwhile.
+        """Yield CuPy's communicator, which another thread can't abort meanwhile.
 
-        The operations inside run as one, so that they may run side by side.
+        The operations inside form one group of NCCL's, so that they may run in parallel.
         """
         with self._lock:
             if self._comm is None:
@@ -170,7 +170,7 @@ class NcclCommunicator:
             self._comm.check_async_error()
 
     def abort(self) -> None:
-        """Abort what is in flight, whether or not the other ranks do; nothing works afterwards."""
+        """Abort work in flight, whether or not other ranks do; nothing works afterwards."""
         # A call of NCCL's in another thread returns at once, unless it waits for a rank
         # that is gone: then only an abort ends the call.
         locked = self._lock.acquire(timeout=ABORT_SECONDS)
@@ -200,11 +200,10 @@ def sums(dtype: np.dtype, op: np.ufunc) -> bool:
 
 
 def abort_all(communicators: Sequence[NcclCommunicator]) -> None:
-    """Abort communicators whose work goes by one stream; what fails is ignored.
+    """Abort communicators whose work is on one stream; failures are ignored.
 
-    An abort returns when the work of its communicator is over, which may be behind that
-    of another one on the stream. NCCL's group begins all aborts before it waits for
-    any.
+    An abort returns when the communicator's work has ended, which may be enqueued behind
+    another communicator's work. In a group, NCCL begins all aborts before it waits.
     """
     with contextlib.suppress(Exception):
         _nccl().groupStart()

@@ -84,9 +84,9 @@ def through_buffers(
 ) -> None:
     """Fill a buffer from ``sources``, let ``work`` use it, copy it to ``targets``; chunk by chunk.
 
-    Sources and targets are 1-D arrays on GPUs, or empty where a buffer is not filled, or
-    not copied, by the device. ``buffers`` are those of :func:`buffers_for`. All copies
-    are over at the end.
+    Sources and targets are lists of 1-D arrays on GPUs. Sources are empty if ``work``
+    fills the buffer, and targets if nothing is copied back. :func:`buffers_for` makes
+    ``buffers``. At the end all copies are over.
     """
     # For each buffer the event after which the device is done with it; None if it is free.
     copied: list[list[Any]] = [[] for _ in buffers]
@@ -129,15 +129,15 @@ def _copy(
 
 
 def wait(events: Sequence[Any]) -> None:
-    """Wait until recorded events have happened; raise CUDA's error where one never will."""
+    """Wait until recorded events have happened; raise CUDA's error if the work has failed."""
     wait_until(lambda: all(map(devices.is_done, events)))
 
 
 def buffers_for(chunks: Sequence[Chunk]) -> list[np.ndarray]:
-    """Return page-locked buffers in which each chunk fits: one for one chunk, else two.
+    """Return page-locked buffers, into which each chunk fits: one for one chunk, else two.
 
-    Their size is a power of two, so that CuPy's pool, which keeps what was used, keeps
-    few.
+    Their size is a power of two, so that CuPy's pool, which keeps used buffers, keeps few
+    sizes.
     """
     nbytes = max([chunk.nbytes for chunk in chunks], default=0)
     size = 1 << (nbytes - 1).bit_length()
@@ -156,7 +156,7 @@ def _chunks_of(hosts: Sequence[np.ndarray]) -> list[Chunk]:
 
 
 def _wait_for_other_devices(arrays: Sequence[Any]) -> None:
-    """Let the current stream wait for those of other devices that hold some arrays."""
+    """Let the current stream wait for the streams of other devices that hold arrays."""
     stream = devices.current_stream()
     for device in {array.device.id for array in arrays} - {devices.current_device()}:
         with devices.use(device):

@@ -71,7 +71,7 @@ class NcclBackend(Backend):
     def can_stay_on_gpu(self, arrays: Sequence[Any], op: Any = None) -> bool:
         """Return whether these arrays, or none, can be moved, or summed by ``op``, now.
 
-        ValueError is raised where an array lies on another device than those of earlier
+        ValueError is raised if an array is on another device than arrays of earlier
         calls.
         """
         if self._staged or _is_busy():

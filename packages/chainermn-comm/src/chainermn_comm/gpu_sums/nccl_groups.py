@@ -1,4 +1,4 @@
-"""How a rank's GPU reaches others for means of gradients: in its node, and between nodes."""
+"""How a rank's GPU reaches other GPUs for means: in its node, and between nodes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class NcclGroups:
     """The communicators by which one rank sums in two steps: within its node, and across nodes.
 
     A chunk has one shard for each leader of a node. A leader sums its shard with the
-    leaders of the same index on other nodes. Where all ranks sum at once, each of them
-    leads a node of its own.
+    leaders of the same index on other nodes. If all ranks sum at once, each rank is the
+    leader of its own node.
     """
 
     # Connects the node's ranks; None if the node has one rank.
@@ -64,7 +64,7 @@ def connect_groups(
     """Connect the ranks, which are on several nodes (collective).
 
     A node has at least as many ranks as ``leaders``. Between nodes chunks go through
-    NCCL, or through host memory where that is ``staged``.
+    NCCL, or with ``staged`` through host memory.
     """
     index = nodes.intra_rank(group.rank)
     groups = NcclGroups(leaders=leaders, index=index)
@@ -87,7 +87,7 @@ def connect_groups(
 
 @contextmanager
 def connecting(group: ProcessGroup) -> Iterator[None]:
-    """Connect devices inside (collective); the job ends where a rank can't be connected."""
+    """Connect devices inside (collective); the job ends if a rank can't be connected."""
     operation = "connecting GPUs by NCCL"
     group.handshake.begin(operation)
     with group.call(operation):

@@ -65,7 +65,7 @@ class Watcher:
         _watchers.add(self)
 
     def own(self, *communicators: Any) -> None:
-        """Watch those that are NCCL's, and close them in the end (not collective)."""
+        """Watch NCCL's communicators among these, and close them at the end (not collective)."""
         found = [each for each in communicators if isinstance(each, NcclCommunicator)]
         self._nccls.extend(found)
 
@@ -87,8 +87,9 @@ class Watcher:
     def enqueuing(self, operation: str, used: Any) -> Iterator[None]:
         """Enqueue a call's work on the current stream, after the work of earlier calls.
 
-        ``used`` lives until the work is over. An error inside is a failure, as it can't
-        be raised on the other ranks. Without a thread this waits for the end of the work.
+        ``used`` lives until the work has ended. An error inside is a failure of the work,
+        because it can't be raised on the other ranks. Without a thread, the call waits
+        for the end of the work.
         """
         has_thread = _start_thread()
         self._raise_failure()
@@ -158,9 +159,9 @@ class Watcher:
 
 @cache
 def _start_thread() -> bool:
-    """Start the thread, if there is none yet; return whether there can be one.
+    """Start the thread, if there is none yet; return whether a thread is possible.
 
-    Where MPI admits no other thread, none could end the job; each call then waits for
+    If MPI admits no second thread, no thread could end the job, so each call waits for
     the end of its work.
     """
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:

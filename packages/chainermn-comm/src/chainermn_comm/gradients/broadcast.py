@@ -29,8 +29,9 @@ class Sent:
 def bcast_parameters(group: ProcessGroup, model: Any) -> None:
     """Give every rank the parameters of rank 0 (collective).
 
-    A parameter that rank 0 hasn't initialised comes from the lowest rank that has; one
-    that no rank has is left alone. Arrays are received where they are, if they can be.
+    A parameter that rank 0 hasn't initialised comes from the lowest rank that has
+    initialised it. If no rank has, the parameter is left alone. Arrays are received in
+    place if possible.
     """
     rank = group.rank
     sent = _choose_roots(group, model)

@@ -23,15 +23,15 @@ UNKNOWN = 0  # in place of an owner of memory
 OWN_MEMORY = 0x1 | 0x4 | 0x400
 
 
-# A gradient's name, dtype (None if the parameter isn't initialised), shape, and
-# whether there is one.
+# A gradient's name, dtype (None if the parameter isn't initialised), shape, and whether
+# the gradient is present.
 Spec: TypeAlias = tuple[str, np.dtype | None, tuple[int, ...], bool]
 
 
 class Description(NamedTuple):
     """The facts about gradients that must be equal on all ranks."""
 
-    # Each gradient's name, dtype and shape, those of the parameter if it is missing, as
+    # Each gradient's name, dtype and shape (of a missing gradient the parameter's), as
     # entries of a handshake's signature.
     entries: list[tuple[Any, ...]]
     digest: bytes  # equal where these and the common entries are
@@ -44,7 +44,7 @@ class Bucket:
     """One rank's gradients, in the order of the parameters' names."""
 
     params: list[Any]
-    grads: list[Any]  # None where there is none
+    grads: list[Any]  # None for a missing gradient
     on_gpu: bool  # whether they are on a GPU, or else in host memory
     # The arrays for the means: gradients that can be overwritten, and new arrays. None in
     # place of a gradient that doesn't travel.
@@ -67,7 +67,7 @@ class Bucket:
         return [param.data for param in self.params if param.data is not None]
 
     def add_zeros(self, wanted: Sequence[bool]) -> None:
-        """Let zeros travel for those of the wanted gradients that are missing here."""
+        """Let zeros travel in place of wanted gradients that are missing here."""
         self.sources = list(self.sources)
         for index, is_wanted in enumerate(wanted):
             if is_wanted and self.sources[index] is None:
@@ -87,7 +87,7 @@ class Bucket:
     def begin_means(self, settings: Settings, group: ProcessGroup) -> None:
         """Do what needs no other rank before ranks agree; not collective.
 
-        Unless all ranks have then begun, ``finish`` is to be None again.
+        Unless all ranks have begun, ``finish`` must be set to None again.
         """
         algorithm = self._backend(group).made_gradient_sum
         if algorithm is not None:
@@ -188,8 +188,8 @@ def common_entries(zero_fill: bool, settings: Settings) -> list[tuple[Any, ...]]
     ]
 
 
-# A loop has the same few buckets again and again; to describe one takes as long as to
-# sum the gradients of a small model.
+# A training loop repeats the same few buckets, and a description takes as long as the sum
+# of a small model's gradients.
 @lru_cache(maxsize=64)
 def _describe(
     specs: tuple[Spec, ...],
@@ -198,7 +198,7 @@ def _describe(
     settings: Settings,
     rank: int,
 ) -> Description:
-    """Return the description of gradients; raise TypeError if the wire can't have one."""
+    """Return the description of gradients; raise TypeError if one can't travel."""
     wire = settings.allreduce_grad_dtype
     entries: list[tuple[Any, ...]] = []
     missing = []
@@ -266,8 +266,8 @@ def wire_dtypes_of(
 def _targets(grads: list[Any], on_gpu: bool) -> list[Any]:
     """Return the gradients, with a new array in place of each that can't be overwritten.
 
-    Chainer makes gradients that are read-only, of stride 0, transposed, or shared
-    between parameters. Missing ones have no target.
+    Chainer makes gradients that are read-only, have stride 0, are transposed, or are
+    shared between parameters. A missing gradient has no target.
     """
     owners = [_owner(grad, on_gpu) for grad in grads]
     counts = Counter(owners)

@@ -16,8 +16,8 @@ from .bucket import Bucket, bucket_of, common_entries
 
 OPERATION = "allreduce_grad"
 DESCRIPTION = "a mean of gradients"
-# Bytes before a caller's payload: digests of the gradients' descriptions and of which
-# are missing, and whether the rank has begun with the means.
+# Bytes before a caller's payload: a digest of the gradients' descriptions, a digest of
+# the missing gradients, and whether the rank has begun with the means.
 DIGEST_BYTES = 16
 MISSING_BYTES = 8
 HEAD_BYTES = DIGEST_BYTES + MISSING_BYTES + 1
@@ -47,7 +47,7 @@ class MpiReducer(Reducer):
             with devices.translated_errors(f"rank {self._rank}: {self._operation}"):
                 own = self._bucket_of(bucket)
                 there = own.arrays_on_gpu
-                if there:  # raises where they aren't on the device of earlier calls
+                if there:  # raises unless they are on the device of earlier calls
                     self._channel.device.can_stay_on_gpu(there)
         except BaseException as error:
             with group.call(DESCRIPTION):
@@ -140,8 +140,8 @@ class MpiReducer(Reducer):
             if earlier or self._is_apart:
                 there = [it for each in self._buckets for it in each.arrays_on_gpu]
             if there:
-                # Work of two communicators of NCCL's that ranks enqueue in different
-                # orders can wait for each other for ever.
+                # If ranks enqueue the work of two NCCL communicators in different orders,
+                # the two may wait for each other for ever.
                 wait_until_ended(earlier)
             for bucket in self._buckets:
                 if is_outermost:  # else it is a part of the call in which ranks agreed

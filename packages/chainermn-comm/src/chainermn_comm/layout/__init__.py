@@ -1,4 +1,4 @@
-"""What is summed over ranks together, and how it is divided into chunks and shards."""
+"""Arrays that are summed together, and their division into chunks and shards."""
 
 from .chunks import CACHE_LINE as CACHE_LINE
 from .chunks import Chunk as Chunk

@@ -22,7 +22,7 @@ CACHE_LINE = 64
 class Segment(NamedTuple):
     """Elements of a flattened array."""
 
-    array: int  # its number among those that are summed together
+    array: int  # its number among the arrays that are summed together
     span: slice  # of the array
     place: slice  # of the chunk
 
@@ -90,10 +90,10 @@ def plan_chunks(
 ) -> list[Chunk]:
     """Divide arrays of ``sizes`` elements into chunks of at most ``chunk_bytes``.
 
-    A large array is divided into equal chunks of its own, so that they can be summed in
-    its own memory; only small ones are packed together, whole, unless ``packs`` is
-    False. A chunk has at least one element. ``dtypes`` are those in which the arrays
-    travel; chunks are in their order.
+    A large array is divided into equal chunks, which can be summed in the array's own
+    memory. Small arrays are packed together, whole, unless ``packs`` is False. A chunk
+    has at least one element. ``dtypes`` are the dtypes in which the arrays travel; chunks
+    are in the order of the arrays.
     """
     chunks: list[Chunk] = []
     for dtype in dict.fromkeys(dtypes):

@@ -14,8 +14,8 @@ Dtypes: TypeAlias = Sequence[np.dtype]
 class Operand(NamedTuple):
     """Arrays that are summed together; their shapes and dtypes are equal on all ranks.
 
-    What travels together follows from what is equal on all ranks (sizes, dtypes,
-    ``wire_dtypes``), never from the memory order of an array on one rank.
+    The division into messages follows from facts that are equal on all ranks (sizes,
+    dtypes, ``wire_dtypes``), never from the memory order of an array on one rank.
     """
 
     sources: Arrays  # in any memory order

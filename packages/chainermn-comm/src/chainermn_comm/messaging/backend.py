@@ -30,9 +30,9 @@ class Algorithm(ABC):
     def begin(self, operand: Operand) -> Callable[[], None] | None:
         """Begin an ``allreduce`` without other ranks; return the rest of it, or None.
 
-        Not collective. Between the beginning and the rest all ranks pass a barrier,
-        such as a handshake, in which they agree that all of them have begun. With None,
-        or unless all have, ``allreduce`` is to be called.
+        Not collective. Between the beginning and the rest, all ranks pass a barrier,
+        such as a handshake, in which they agree that all have begun. If the result is
+        None or some rank hasn't begun, the caller calls ``allreduce``.
         """
         return None
 
@@ -44,8 +44,8 @@ class Algorithm(ABC):
 
 
 # Makes an algorithm for the ranks of a group (collective). An error of one rank is raised
-# on all ranks, but for steps that all ranks take together: these are a ``call`` of the
-# group, in which an error ends the job.
+# on all ranks, except in steps that all ranks take together: such steps are a ``call`` of
+# the group, in which an error ends the job.
 MakeSum: TypeAlias = Callable[["ProcessGroup"], Algorithm]
 
 

@@ -23,8 +23,8 @@ _WORDS = {0: "none", ON_HOST: "in host memory", ON_GPU: "on a GPU"}
 def memory_of(group: ProcessGroup, arrays: Sequence[Any], op: Any = None) -> int:
     """Return the flags of this rank's arrays, for a sum by the ufunc ``op`` if one is given.
 
-    Where some are NumPy's, such as scalars beside arrays on a GPU, all move through
-    host memory.
+    If some are NumPy's, such as scalars beside arrays on a GPU, all move through host
+    memory.
     """
     on_gpu = [devices.on_gpu(array) for array in arrays]
     flags = 0
@@ -41,7 +41,7 @@ class Choice(NamedTuple):
     """The backend that takes the arrays of all ranks."""
 
     backend: Backend
-    is_copied: bool  # from GPUs to host memory, on those ranks that have some there
+    is_copied: bool  # from GPUs to host memory, on ranks with arrays on GPUs
 
 
 def choose_backend(group: ProcessGroup, operation: str, flags: Sequence[int]) -> Choice:

@@ -124,9 +124,9 @@ class Move:
     operation: str
     is_of_objects: bool  # values are pickled
     made: list[Message]  # of this rank's values
-    outgoing: list[Message]  # likewise, where the backend takes them
+    outgoing: list[Message]  # the same, for the backend
     own_frames: list[bytes]  # of these messages
-    frames: list[bytes]  # by rank: of a rank's message if there is one of it
+    frames: list[bytes]  # by rank: the frame of the rank's message, if any
     memory: list[int]  # by rank, see `backend_choice`
     backend: Backend
     is_copied: bool  # some rank's arrays travel from a GPU through host memory
@@ -142,7 +142,7 @@ class Move:
         return incoming
 
     def exchange(self, outgoing: ByRank, frames: dict[int, bytes]) -> list[Any]:
-        """Send messages, and return the values of those with these frames (collective)."""
+        """Send messages, and return the values that are received by these frames (collective)."""
         incoming = self.incoming(outgoing, frames)
         self.backend.exchange(_parts(outgoing), _parts(incoming))
         return self.finish(incoming.values())
@@ -173,8 +173,8 @@ def _meet(
 ) -> Move:
     """Make messages of this rank's values, and compare the calls (collective).
 
-    ``roots`` has the root if there is one, which may be anything, such as None.
-    Data of no more than ``inline_bytes`` follow their header.
+    ``roots`` has the root, if the call has one; it may be anything, such as None. Data of
+    at most ``inline_bytes`` follow their header.
     """
     with raise_together(group.handshake, operation) as call:
         for root in roots:

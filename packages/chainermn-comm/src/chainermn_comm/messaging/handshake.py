@@ -26,9 +26,9 @@ from ..signatures import checked_signature, mismatch_error, view_of
 # differ, the first entry that differs is reported.
 Signature = Sequence[tuple[Any, ...]]
 
-# The head of each rank's entry: digest of operation and signature, calls so far, 1 if the
-# rank has an error, length of its payload. The payload's first bytes follow, so that
-# short ones, such as the headers of a few arrays, need no second exchange.
+# The head of each rank's entry: digest of operation and signature, number of calls so
+# far, 1 if the rank has an error, length of its payload. The payload's first bytes follow,
+# so that a short payload, such as the headers of a few arrays, needs no second exchange.
 _PREFIX = struct.Struct("<16sQII")
 _INLINE_BYTES = 96
 _ENTRY_BYTES = _PREFIX.size + _INLINE_BYTES
@@ -74,10 +74,10 @@ class Handshake:
     ) -> list[bytes]:
         """Check one collective call, as ``CommunicatorBase.handshake`` says (collective).
 
-        ``nbytes`` is how much data this rank has, for the observer.
+        ``nbytes`` is the size of this rank's data, for the observer.
         """
         if error is not None:
-            if not self.interruptions:  # else the other ranks are elsewhere
+            if not self.interruptions:  # otherwise the other ranks are in another call
                 self._send_failure(operation, error)
             raise error
         try:
@@ -108,7 +108,7 @@ class Handshake:
         self.observer.collective(operation, self._calls, root, nbytes)
 
     def raised_on_all(self, error: BaseException) -> BaseException:
-        """Return the error, which all ranks are about to raise as one of the last call."""
+        """Return ``error``, marked as an error of the last call that all ranks raise."""
         self._last_failure = mark_failed(error)
         return error
 

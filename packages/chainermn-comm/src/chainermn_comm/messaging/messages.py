@@ -12,8 +12,8 @@ from mpi4py import MPI
 from ..gpu import devices, staging
 from ..numbers import as_array, as_bytes, empty
 
-# The kinds of message, by what its arrays are: one array, several, several sent with metadata, or
-# a pickle followed by its out-of-band buffers (pickle protocol 5).
+# The kinds of messages: one array, several arrays, arrays with metadata, or a pickle
+# followed by its out-of-band buffers (pickle protocol 5).
 ARRAY, TUPLE, WITH_METADATA, OBJECT = "array", "tuple", "with_metadata", "object"
 
 # The kinds that each of a communicator's methods of receiving takes.
@@ -159,7 +159,7 @@ def of_object(obj: Any) -> Message:
 
 
 def allocate(frame: Any, new: Callable[..., Any] = empty) -> Message:
-    """Return a message like the one whose header begins the frame; its data are yet to come.
+    """Return a message with uninitialized arrays, by the header at the beginning of the frame.
 
     Its arrays are made by ``new(shape, dtype, order)``.
     """
@@ -190,9 +190,9 @@ def _contiguous(item: Any, rank: int) -> Any:
         return devices.c_ordered(array)
 
 
-# A plain dtype travels as its short string. Structured and foreign ones are pickled
-# apart, and unpickled for each array: the names of their fields can be changed by the
-# array's owner.
+# A plain dtype travels as its short string. Structured and foreign dtypes are pickled
+# separately, and unpickled for each array, because the array's owner can change the names
+# of their fields.
 def _dtype_token(dtype: np.dtype) -> str | bytes:
     is_plain = dtype.isbuiltin == 1 or np.dtype(dtype.str) == dtype
     return dtype.str if is_plain else pickle.dumps(dtype)

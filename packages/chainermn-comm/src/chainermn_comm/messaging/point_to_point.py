@@ -1,8 +1,8 @@
 """Sends and receives one message between two ranks.
 
-The first of MPI's messages has a prefix, the metadata and the header. If the arrays'
-data are few bytes, they are there, too, and most messages need no other one of MPI's.
-Else the arrays follow out of line, where they aren't copied.
+The first MPI message has a prefix, the metadata and the header. Small arrays are in it,
+too, so most messages need only one MPI message. Larger arrays follow in messages of
+their own, without a copy.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .messages import OBJECT, WITH_METADATA, Message
 from .process_group import InCall, ProcessGroup
 from .transfer import split_large
 
-# The most bytes that the first of MPI's messages has with data. Longer ones are faster
-# out of line.
+# The maximum size of the first MPI message with data. Larger data are faster in messages of
+# their own.
 INLINE_BYTES = 64 << 10
 # The lengths of the metadata and the header, which follow, and whether data follow them.
 _PREFIX = struct.Struct("<II?")
-# The kinds that other methods than `send` send: a description, and how the names of these
-# methods end.
+# The kinds of messages of other methods than `send`: a description, and the end of the
+# method's name.
 _KINDS = {
     OBJECT: ("an object", "_obj"),
     WITH_METADATA: ("arrays with metadata (as of functions.send)", "_with_metadata"),
@@ -49,8 +49,8 @@ def send(
 ) -> None:
     """Send the message; return when its arrays may be changed.
 
-    The handshake's observer gets ``method``, a communicator's, and ``label``, what the
-    call is for.
+    The handshake's observer gets ``method``, the name of the communicator's method, and
+    ``label``, the purpose of the call.
     """
     group, dest, tag = envelope
     nbytes = message.nbytes

@@ -1,4 +1,4 @@
-"""What the collective operations of one communicator work with."""
+"""The ranks of a communicator, and the context of their calls."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ProcessGroup:
 
     comm: MPI.Intracomm  # carries nothing but this package's traffic
     handshake: Handshake
-    tag: int  # this and the next one are of the messages of collective operations
+    tag: int  # this tag and the next are for messages of collective operations
     topology: Topology
     # Aborts the job because of the exception being handled, unless the user has
     # refused aborts.
@@ -55,8 +55,8 @@ class ProcessGroup:
     def call(self, operation: str) -> InCall:
         """Return the context of a call, in which all ranks take the same steps together.
 
-        What one rank alone raises there ends the job, as the other ranks can't know.
-        Where the user refused that, the interruption is recorded: the communicator
+        An error of one rank in it ends the job, because the other ranks can't know of it.
+        If the user has refused that, the interruption is recorded, and the communicator
         can't be used any more.
         """
         if self.is_finalized:
@@ -93,9 +93,9 @@ class ProcessGroup:
 
 
 class InCall:
-    """One thread's call of a communicator; RuntimeError where another thread is in one.
+    """One thread's call of a communicator; RuntimeError if another thread is in a call.
 
-    The class is no generator, which would miss a signal's exception.
+    A class, because a generator would miss a signal's exception.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ Buffer: TypeAlias = Any
 
 
 def split_large(buffer: Buffer) -> Iterator[Buffer]:
-    """Yield the buffer as uint8 in pieces that MPI can count; nothing of an empty one."""
+    """Yield the buffer as uint8 arrays whose size MPI can count; nothing if it is empty."""
     octets = buffer.view(np.uint8)
     for start in range(0, octets.size, MAX_MESSAGE_BYTES):
         yield octets[start : start + MAX_MESSAGE_BYTES]
@@ -31,11 +31,11 @@ def start_exchange(
     incoming: Iterable[tuple[int, Buffer]],
     tag: int,
 ) -> list[MPI.Request]:
-    """Start to receive and to send buffers; the requests are for the caller to wait for.
+    """Start to receive and to send buffers; return the requests, for which the caller waits.
 
-    Each comes with the other rank; those of this one stay where they are. Between two
-    ranks, buffers arrive in the order in which they are sent, so both must list them in
-    the same order, with the same sizes.
+    Each buffer comes with its other rank; buffers of this rank itself are skipped.
+    Between two ranks, buffers arrive in the order in which they are sent, so both ranks
+    must list them in the same order, with the same sizes.
     """
     requests = []
     for start, buffers in (comm.Irecv, incoming), (comm.Isend, outgoing):

@@ -56,8 +56,8 @@ def as_array(data: Any, rank: int) -> np.ndarray:
 
 
 def as_integer(value: Any) -> int | None:
-    """Return an integer, also one of NumPy's, as an int; None if the value is no integer."""
-    if isinstance(value, bool):  # a mistake where a rank, tag or color is meant
+    """Return an integer of Python or NumPy as an int; None if the value is no integer."""
+    if isinstance(value, bool):  # a mistake for a rank, tag or color
         return None
     try:
         return operator.index(value)
@@ -81,7 +81,7 @@ def wrong_kind(what: str, value: Any, rank: int) -> TypeError:
 
 
 def one_for_each(values: Any, rank: int, size: int) -> list[Any]:
-    """Return a user's values, one for each rank; raise unless there are as many as ranks."""
+    """Return a user's values as a list; raise unless there is one value for each rank."""
     is_row = hasattr(values, "__getitem__") and getattr(values, "ndim", 1) > 0
     expected = f"rank {rank}: expected a tuple or list of {size} values, one for each rank, got"
     if isinstance(values, dict) or not is_row:

@@ -1,7 +1,7 @@
 """float16 to float32 and back: the bits of NumPy's own casts, in less time.
 
-NumPy converts one number at a time, and numbers below the range of normal float16
-numbers (6e-5), where gradients often are, take many times longer. Here whole blocks
+NumPy converts one number at a time, and takes many times longer for subnormal float16
+numbers (below 6e-5), which gradients often are. Here whole blocks
 that stay in a core's cache are converted by integer and float32 operations. See
 docs/decisions/sums.md.
 """
@@ -33,8 +33,8 @@ BIAS = UINT32.type((SMALLEST_NORMAL + (13 << 23)) >> 13)
 def cast_into(source: np.ndarray, out: np.ndarray, exponent: int = 0) -> None:
     """Write ``source * 2**exponent`` into ``out``, cast to its dtype.
 
-    Both arrays are 1-D, contiguous and of one length. Numbers that are too large for
-    float16 become infinite, of which NumPy may warn.
+    Both arrays are 1-D, contiguous and equally long. Numbers that are too large for
+    float16 become infinite, and NumPy may warn.
     """
     for start in range(0, source.size, BLOCK_ELEMENTS):
         block = source[start : start + BLOCK_ELEMENTS]
@@ -68,8 +68,8 @@ def _narrow(source: np.ndarray, out: np.ndarray) -> None:
     if rounded.max(initial=0) >= TOO_LARGE:  # or infinite, or no number
         np.copyto(out, source, casting="unsafe")
         return
-    # The last place of a number 2^13 times as large is that of the float16 number:
-    # adding it rounds there, to nearest even.
+    # The last bit of a number that is 2^13 times as large has the value of the float16
+    # number's last bit, so adding it rounds to nearest even.
     np.bitwise_and(rounded, EXPONENT, out=spacing)
     np.maximum(spacing, smallest, out=spacing)
     spacing += TIMES_2_13

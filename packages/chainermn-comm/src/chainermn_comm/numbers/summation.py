@@ -19,9 +19,9 @@ def sum_rows(
 ) -> None:
     """Write the sum of the ranks' rows in rank order, divided, or their maximum or minimum.
 
-    Rows are 1-D, contiguous and as long as ``out``, which may be one of them. They have
-    its dtype, or the :func:`accumulator` of that, in which numbers are added and
-    divided before they are rounded. Only floats may be divided.
+    Rows are 1-D, contiguous and as long as ``out``, which may be one of them. Their dtype
+    is that of ``out``, or its :func:`accumulator`, in which numbers are added and divided
+    before they are rounded. Only floats may be divided.
     """
     if out.size > BLOCK_ELEMENTS:
         for start in range(0, out.size, BLOCK_ELEMENTS):

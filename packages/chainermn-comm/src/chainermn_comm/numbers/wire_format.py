@@ -22,10 +22,10 @@ from .dtypes import FLOAT16, accumulator
 TOP_EXPONENT = 15
 # 2^100 times the smallest number is in the range of float32.
 LEAST_EXPONENT = -100
-# Numbers travel in 16 bits if their sums are smaller than these. Larger ones than 2^11
-# in float16 leave too few bits to small ones. bfloat16 has float32's exponents, but its
-# largest number is a little smaller: larger ones may round to infinity. The ranges of
-# other dtypes, such as those of 8 bits, aren't known here.
+# Numbers travel in 16 bits if their sums are smaller than these limits. In float16, sums
+# above 2^11 would leave too few bits to small numbers. bfloat16 has float32's exponents,
+# but its largest number is a little smaller, so larger sums may round to infinity. Other
+# dtypes, such as those of 8 bits, have no limit here.
 LIMITS = {"float16": 2.0**11, "bfloat16": 2.0**127}
 
 

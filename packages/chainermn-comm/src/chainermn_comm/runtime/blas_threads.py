@@ -36,11 +36,11 @@ class RankResources:
 
 
 def limit_blas_threads(mpi_comm: MPI.Intracomm) -> None:
-    """Limit BLAS threads where the ranks on a node have more than the node has cores (collective).
+    """Limit BLAS threads if the ranks of a node have more threads than it has cores (collective).
 
-    Nothing is done on a node with one rank, nor where the user set a number in the
-    environment. The limit stays until the process ends, and rank 0 says so; later
-    communicators of as many ranks find nothing to limit.
+    A node with one rank is left alone, and so are ranks whose user has set a number in the
+    environment. The limit stays until the process ends, and rank 0 says so. Later
+    communicators with as many ranks find nothing to limit.
     """
     from mpi4py import MPI
 

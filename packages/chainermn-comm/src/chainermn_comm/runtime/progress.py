@@ -59,7 +59,7 @@ def wait_all(requests: Sequence[MPI.Request]) -> None:
 
 
 def wait_until(is_done: Callable[[], bool]) -> None:
-    """Call ``is_done`` until it returns True; others get the core between two calls."""
+    """Call ``is_done`` until it returns True; leave the core to others between two calls."""
     urgent = getattr(_thread, "urgent", None)
     while not is_done():
         if urgent is None or urgent.wait(POLL_INTERVAL):

@@ -14,5 +14,5 @@ from .host_backend import HostBackend
 from .verbs import mean_into as mean_into
 from .verbs import reduce_arrays as reduce_arrays
 
-# These names are for users; the other ones are for the folders above.
+# These names are for users, and all others for the folders above.
 __all__ = ["Algorithm", "ChunkedSum", "HostBackend", "Operand"]

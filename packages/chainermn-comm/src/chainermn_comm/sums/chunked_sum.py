@@ -13,7 +13,7 @@ from .sixteen_bits import with_exponents
 
 
 class ChunkedSum(Algorithm):
-    """Divides arrays into chunks; small arrays, and those to be cast, are copied into buffers."""
+    """Divides arrays into chunks; copies small arrays, and arrays to be cast, into buffers."""
 
     def __init__(
         self,

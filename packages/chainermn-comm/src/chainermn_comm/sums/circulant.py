@@ -23,8 +23,8 @@ from .rounds import ReceiveMemory, Rounds
 def rounds_of(size: int) -> list[tuple[int, int]]:
     """Return the rounds of a reduce-scatter over ``size`` ranks, as pairs.
 
-    A rank counts blocks from its own one on. Of a round, the first number is the
-    distance to the peer, and the first block that is sent to it; the second is the
+    A rank counts blocks from its own block on. The first number of a round is the distance
+    to the peer, and the number of the first block that is sent there. The second is the
     number of blocks before the round.
     """
     found = []
@@ -56,7 +56,7 @@ def circulant_rounds(
     def parts(array: np.ndarray, first: int, stop: int) -> list[np.ndarray]:
         """Return the array's one or two slices that have these blocks.
 
-        They go from ``first`` to the one before ``stop``, counted from this rank's own.
+        The blocks are ``first`` to ``stop - 1``, counted from this rank's own block.
         """
         first += rank
         stop += rank
@@ -72,7 +72,7 @@ def circulant_rounds(
     def exchange(
         skip: int, outgoing: list[np.ndarray], incoming: list[np.ndarray]
     ) -> list[MPI.Request]:
-        """Start to send to the rank so many after this one, and to receive from before."""
+        """Start to send to the rank ``distance`` after this one, and to receive from before."""
         receiver = (rank + skip) % size
         sender = (rank - skip) % size
         sent = [(receiver, part) for part in outgoing]

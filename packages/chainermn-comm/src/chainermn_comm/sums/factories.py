@@ -14,14 +14,14 @@ from .shared_memory import SharedMemoryAllreduce
 from .shared_window import NoSharedMemory
 from .two_level import TwoLevelAllreduce
 
-# Sizes where ranks sum pairwise. On one node the terms of a chunk stay in a core's cache.
+# Sizes for pairwise sums. On one node the terms of a chunk stay in a core's cache.
 # Between nodes MPI progresses messages only during its calls; several chunks keep a
 # link of 1 Gbit/s busy for some ten milliseconds between them.
 NODE_CHUNK_BYTES = 4 << 20
 CHUNK_BYTES = 2 << 20
 AT_ONCE = 4
-# The size where ranks sum on a circulant graph: neither latency nor Python's time
-# counts beside a round. See docs/decisions/sums.md.
+# The size for sums on a circulant graph, whose rounds take much longer than latency and
+# Python. See docs/decisions/sums.md.
 BYTES_PER_ROUND = 512 << 10
 # But no rank's shard is shorter than this: from some hundred ranks on a rank receives
 # more.
@@ -62,12 +62,12 @@ def rank_ordered(group: ProcessGroup) -> Algorithm:
 
 
 def single_leader(group: ProcessGroup) -> Algorithm:
-    """Sum through shared memory in each node; one rank of each exchanges with other nodes."""
+    """Sum through shared memory in each node; one rank per node exchanges with other nodes."""
     return _through_shared_memory(group, 1)
 
 
 def multi_leader(group: ProcessGroup) -> Algorithm:
-    """Sum likewise; as many ranks as possible exchange, each a share."""
+    """Like :func:`single_leader`, but as many ranks as possible exchange, each a shard."""
     return _through_shared_memory(group, group.topology.least_intra_size)
 
 

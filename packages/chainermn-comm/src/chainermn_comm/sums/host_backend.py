@@ -19,8 +19,8 @@ from ..numbers import as_bytes
 from .factories import multi_leader, per_tensor, rank_ordered, single_leader
 from .pairwise import reduce_scatter
 
-# From here on MPI's own broadcast among more than two ranks of a machine takes up to
-# twice as long as one in parts.
+# From this size on, MPI's own broadcast among more than two ranks of a machine takes up
+# to twice as long as a broadcast in parts.
 IN_PARTS_BYTES = 8 << 20
 
 

@@ -17,10 +17,10 @@ from .rounds import ReceiveMemory, Rounds
 # rounds.
 PAIRWISE_RANKS = 16
 
-# Returns the rounds that write the sum of a source over ranks to a target (collective):
-# the same bits on every rank. Both are 1-D, contiguous, of one length and dtype, on all
-# ranks; they may be one array. The result is divided by an int before it is rounded to
-# the dtype. The operation is np.add, np.maximum or np.minimum.
+# Returns the rounds that write the sum of a source over ranks to a target (collective),
+# with the same bits on every rank. Both are 1-D and contiguous, with one length and dtype
+# on all ranks; they may be one array. The result is divided by an int before it is rounded
+# to the dtype. The operation is np.add, np.maximum or np.minimum.
 Sum: TypeAlias = Callable[[np.ndarray, np.ndarray, int, np.ufunc], Rounds]
 
 
@@ -39,8 +39,8 @@ def num_rounds(size: int) -> int:
 def message_sum(comm: MPI.Intracomm, tag: int, in_rank_order: bool = False) -> Sum:
     """Return the function that sums over the ranks of ``comm``, which stays the caller's.
 
-    No other messages have ``tag``. Not collective. Sums over up to 16 ranks are in
-    their order, and those over more ranks if ``in_rank_order``.
+    No other messages have ``tag``. Not collective. Sums over up to 16 ranks are in rank
+    order; with ``in_rank_order``, sums over more ranks, too.
     """
     rounds = circulant_rounds
     if is_pairwise(comm.size, in_rank_order):

@@ -17,8 +17,8 @@ from ..numbers import sum_rows
 from ..runtime import wait_all
 from .rounds import ReceiveMemory, Rounds
 
-# Where a rank receives no more than this, every rank gathers whole buffers and sums
-# them all: one exchange, where shards take two.
+# If a rank receives at most this number of bytes, every rank gathers whole buffers and
+# sums them all: one exchange, while shards take two.
 GATHER_BYTES = 256 << 10
 # The most bytes of a shard when ranks keep the sums of their own shards.
 SHARD_BYTES = 2 << 20
@@ -33,10 +33,10 @@ def pairwise_rounds(
     divisor: int,
     op: np.ufunc,
 ) -> Rounds:
-    """Write the sum over ranks of ``source``, in their order and divided, to ``target``.
+    """Write the sum of ``source`` over ranks, in rank order and divided, to ``target``.
 
-    Both are 1-D and contiguous, of one dtype, of the same length on all ranks; they may
-    be the same array.
+    Both are 1-D and contiguous, with one dtype, and equally long on all ranks. They may be
+    the same array.
     """
     if comm.size == divisor == 1 and source is target:
         return
@@ -65,8 +65,8 @@ def reduce_scatter(
 ) -> None:
     """Write the sum over ranks of their ``sources[rank]``, or the maximum, to ``target``.
 
-    Collective. Arrays are 1-D and contiguous; those for one rank have the length and
-    dtype of its target on all ranks.
+    Collective. Arrays are 1-D and contiguous. On all ranks, the sources for a rank have the
+    length and dtype of its target.
     """
     memory = ReceiveMemory()
     widest = max(source.itemsize for source in sources)
@@ -88,7 +88,7 @@ def _shards(whole: np.ndarray, size: int) -> list[np.ndarray]:
 def _rows(
     received: np.ndarray, own: np.ndarray, comm: MPI.Intracomm
 ) -> list[np.ndarray]:
-    """Return room for an array like ``own`` from each other rank, with ``own`` in its place."""
+    """Return an array like ``own`` for each other rank, with ``own`` in this rank's place."""
     rows = list(received.view(own.dtype).reshape(comm.size - 1, own.size))
     rows.insert(comm.rank, own)
     return rows
@@ -97,7 +97,7 @@ def _rows(
 def _start_exchange(
     comm: MPI.Intracomm, sent: Sequence[Buffer], received: Sequence[Buffer], tag: int
 ) -> list[MPI.Request]:
-    """Start to send the i-th buffer to rank i, and to receive the i-th one from there."""
+    """Start to send the i-th buffer to rank i, and to receive the i-th target from rank i."""
     outgoing = _others(comm, sent, 1)
     incoming = _others(comm, received, -1)
     return start_exchange(comm, outgoing, incoming, tag)

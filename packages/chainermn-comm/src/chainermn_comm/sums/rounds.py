@@ -13,8 +13,8 @@ from mpi4py import MPI
 
 from ..runtime import wait_all
 
-# The steps of one sum. Each starts messages, and yields the requests that must be done
-# before the next step.
+# The steps of one sum. Each step starts messages, and yields the requests that must be
+# done before the next step.
 Rounds: TypeAlias = Iterator[list[MPI.Request]]
 
 
@@ -38,10 +38,10 @@ class RunningSum:
 
 
 def run(sums: Iterable[Rounds], at_once: int) -> None:
-    """Take sums, of which so many are under way, a round of each in turn (collective).
+    """Take sums, ``at_once`` of them at a time, a round of each in turn (collective).
 
     All ranks send and receive in the same order, which follows from the sums alone. So
-    messages of different sums between two ranks may have the same tag.
+    messages of different sums may have the same tag.
     """
     todo = iter(sums)
     under_way = deque(map(RunningSum, islice(todo, at_once)))
@@ -55,7 +55,7 @@ def run(sums: Iterable[Rounds], at_once: int) -> None:
 
 
 class ReceiveMemory:
-    """Memory for messages, which one sum after another uses."""
+    """Memory for received messages, which sums use one after another."""
 
     def __init__(self) -> None:
         self._free: list[np.ndarray] = []

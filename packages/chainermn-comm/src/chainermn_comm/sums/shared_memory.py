@@ -75,7 +75,7 @@ class SharedMemoryAllreduce(Algorithm):
         self._ranks = topology.intra_size(group.rank)
         self._chunk_bytes = group.settings.chunk_bytes or chunk_bytes
         self._next_group = 0  # groups so far: slot numbers go on from call to call
-        self._begun_group = -1  # the last one that was packed before a call
+        self._begun_group = -1  # the last group that was packed before a call
         # The last sizes and dtypes, and the plan for them: most calls repeat it.
         self._planned: tuple[Sequence[int], Sequence[np.dtype]] = ((), ())
         self._plan = Plan([], 0)
@@ -83,7 +83,7 @@ class SharedMemoryAllreduce(Algorithm):
         self._rows: dict[tuple[int, int, np.dtype], list[np.ndarray]] = {}
         self._node = MPI.Intracomm(group.comm.Split(node, group.rank))
         self._intra_rank = self._node.rank
-        # Whether ranks write sums for one another.
+        # Whether ranks write sums for each other.
         self._shares_sums = self.sums_travel or self._ranks > REDUNDANT_RANKS
         group_bytes = self.chunks_of_group * self._chunk_bytes
         terms = TERM_GROUPS * group_bytes
@@ -109,9 +109,8 @@ class SharedMemoryAllreduce(Algorithm):
     def allreduce(self, operand: Operand) -> None:
         """Pass each group of chunks through all stages (collective).
 
-        The node's ranks pass a barrier between two ticks. Slots are numbered from call
-        to call: the ones that the first group is packed into were read before the last
-        barrier of the call before.
+        The node's ranks pass a barrier between two ticks. Slot numbers go on from call to
+        call: the first group's slots were read before the last barrier of the call before.
         """
         operand = with_exponents(self, operand.flattened(), self.sums_travel)
         self._pass_through_stages(operand, self._plan_for(operand))
@@ -184,9 +183,9 @@ class SharedMemoryAllreduce(Algorithm):
         """Do the work that follows the stages of each tick."""
 
     def _stages(self, nbytes: int) -> list[Stage]:
-        """Return the stages for so many bytes of a rank, in the order of a tick.
+        """Return the stages for ``nbytes`` bytes per rank, in the order of a tick.
 
-        The last one has the longest delay.
+        The last stage has the longest delay.
         """
         if self._shares_sums and self._ranks * nbytes > REDUNDANT_BYTES:
             return [Stage(0, self._pack), Stage(1, self._sum), Stage(2, self._unpack)]

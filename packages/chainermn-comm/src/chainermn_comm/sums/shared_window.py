@@ -31,8 +31,8 @@ class NoSharedMemory(Exception):
 class SharedWindow:
     """One buffer for each rank of a node, which all ranks of the node can read and write.
 
-    Numbers that a rank writes before :meth:`barrier` can be read by others after the
-    barrier. Views of the buffers must not outlive the window.
+    Other ranks can read numbers after the :meth:`barrier` that follows the writing. Views of
+    the buffers must not outlive the window.
     """
 
     def __init__(self, comm: MPI.Intracomm, sizes: list[int]) -> None:
@@ -67,7 +67,7 @@ class SharedWindow:
         except (MPI.Exception, MemoryError) as error:
             last = str(error).strip().splitlines()[-1:]
             reason = ": ".join([NOT_ALLOCATED, *last])
-        # If a rank has no window, the others stay: only all together can free one.
+        # If a rank has no window, the others keep theirs: only all ranks can free a window.
         _raise_on_all(comm, reason)
         if not window.is_shared():
             reason = NOT_SHARED

@@ -1,4 +1,4 @@
-"""How arrays travel in 16 bits: all ranks agree by one small sum on a power of two for each."""
+"""Arrays in 16 bits: in one small sum, all ranks agree on a power of two for each array."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def _prepared(
     message: messages.Message,
     own: messages.Message,
 ) -> tuple[Sequence[Any], list[Any]]:
-    """Return the message's arrays as they are summed, and new ones for the result."""
+    """Return the message's arrays as they are summed, and new arrays for the result."""
     if not message.on_gpu:
         return message.arrays, [empty(each.shape, each.dtype) for each in own.arrays]
     with devices.translated_errors(f"rank {group.rank}: {operation}"):

@@ -1,8 +1,8 @@
-"""Writes communicators' calls into files, one a rank, where CHAINERMN_TRACE names a folder.
+"""Writes communicators' calls into a file for each rank, in the folder CHAINERMN_TRACE.
 
-See docs/trace.md for the format. A communicator is traced from when it is made
-(`tracer`, which imports MPI, so not here): where nothing is traced, calls pass no line
-of this package.
+See docs/trace.md for the format. `tracer`, which imports MPI and so isn't imported here,
+traces a communicator from its creation. Without a trace, calls run no line of this
+package.
 """
 
 from .file import TRACE_VARIABLE as TRACE_VARIABLE

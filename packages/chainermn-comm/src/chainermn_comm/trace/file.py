@@ -27,14 +27,14 @@ _file: TraceFile | None = None
 
 
 def run_name() -> str:
-    """Return the name of this run of the job, which sorts by time; a new one at first."""
+    """Return the name of this run of the job, which is made at the first call and sorts by time."""
     if _file is not None:
         return _file.run
     return f"{time.strftime('%Y%m%dT%H%M%S')}-{secrets.token_hex(3)}"
 
 
 def begin(folder: str, run: str, rank: int, ranks: int) -> TraceFile:
-    """Return this process's file; where it can't be made, one that drops everything."""
+    """Return this process's file; if it can't be made, an object that drops everything."""
     global _file
     if _file is None:
         _file = TraceFile(folder, run, rank, ranks)
@@ -51,7 +51,7 @@ class TraceFile:
         self._process = os.getpid()
         # The rows of threads in viewers.
         self._threads: dict[int, int] = {threading.main_thread().ident or 0: 0}
-        self._descriptor: int | None = None  # None where nothing is written any more
+        self._descriptor: int | None = None  # None if nothing is written any more
         try:
             os.makedirs(folder, exist_ok=True)
             path = os.path.join(folder, f"{run}.rank{rank}.json")
@@ -125,7 +125,7 @@ def _clock() -> str:
 
 
 def _warn(rank: int, text: str) -> None:
-    # As an error it would end the training, or leave the other ranks waiting.
+    # An error would end the training, or leave the other ranks waiting.
     with suppress(RuntimeWarning):
         warnings.warn(
             f"rank {rank}: {text} ({TRACE_VARIABLE})", RuntimeWarning, stacklevel=4

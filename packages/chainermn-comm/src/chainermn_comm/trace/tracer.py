@@ -37,8 +37,8 @@ def start(comm: MPI.Intracomm, folder: str, other: CallObserver) -> CallTracer:
         communicator=made.name,
         rank=comm.rank,
         ranks=members,
-        # The file of a process that was in another communicator before is of that
-        # one's run.
+        # A process that was in another communicator before has a file of that
+        # communicator's run.
         run=run,
     )
     made.compare_clocks()
@@ -85,7 +85,7 @@ class CallTracer(CallObserver):
     def arrived(self, operation: str, sequence: int) -> None:
         if self._begun is not None and "waited" not in self._args:
             self._args["waited"] = micros(now() - self._begun)
-        # Numbers are equal on all ranks; those of sums have no arrival.
+        # Numbers are equal on all ranks; sums have no arrival.
         is_due = sequence >= self._next_comparison
         if is_due or operation == "finalize":
             self._next_comparison = 2 * sequence

@@ -109,7 +109,7 @@ class WaitGraph:
                 self._members.setdefault(call.communicator, {})[call.rank] = rank, call
 
     def peer_name(self, call: Call) -> str:
-        """Return the world's number of the call's other rank or root, if it is known."""
+        """Return the number in MPI.COMM_WORLD of the call's other rank or root, if known."""
         found = self._members.get(call.communicator, {}).get(call.peer)
         if found is None:
             return f"{call.peer} of its communicator"
@@ -122,7 +122,7 @@ class WaitGraph:
         return call.size - len(self._members[call.communicator])
 
     def waits_for(self, rank: Rank, call: Call) -> list[Rank]:
-        """Return those that must do something before the call of this rank can end."""
+        """Return the ranks that must act before the call of this rank can end."""
         if call.communicator == WORLD:
             return [
                 other
@@ -140,11 +140,10 @@ class WaitGraph:
         ]
 
     def root_causes(self, stalled: Waits) -> list[Rank]:
-        """Return the ranks for which, in the end, these calls wait; the likeliest first.
+        """Return the ranks for which these calls wait in the end, the likeliest first.
 
-        Of the ranks that are waited for, those that themselves wait for none. Where all
-        wait for one another, all of them; none where they wait for ranks that nothing
-        is known of.
+        These are the awaited ranks that themselves wait for no rank, or all of them if
+        all wait for each other. There are none if nothing is known of the awaited ranks.
         """
         causes = {rank.world: rank for rank, _ in stalled if rank.is_lost}
         reached = dict(causes)
@@ -170,7 +169,7 @@ class WaitGraph:
 
 
 def _likelihood(rank: Rank) -> tuple[bool, bool, bool, int, int]:
-    """Return a key that sorts first: gone, stopped, in no call, behind the others' calls."""
+    """Return a sort key: first ranks that are gone, stopped, in no call, or calls behind."""
     sequences = [call.sequence for call in rank.waits if call.state == COLLECTIVE]
     return (
         not rank.is_lost,

@@ -20,9 +20,9 @@ MONITOR_NAME = "chainermn monitor "
 # Time for a launcher, whose task it is, to end the children of ranks; and for these to
 # end after SIGTERM.
 LAUNCHER_SECONDS = 1.0
-# The name of Open MPI's daemon on other machines than the first; how a word of its
-# command line begins if it serves one job (a site's own daemons serve many); and the
-# time in which it learns from `mpiexec` that the job is over, unless a link is cut.
+# The name of Open MPI's daemon on other machines than the first; the beginning of a word in
+# its command line if it serves one job (a site's own daemons serve many); and the seconds
+# in which `mpiexec` tells it that the job is over, unless a link is cut.
 DAEMON = "prted"
 ONE_JOB = "prterun-"
 DAEMON_SECONDS = 5.0
@@ -67,7 +67,7 @@ def all_stats() -> dict[int, Stat]:
 
 
 def peer_of(connection: socket.socket) -> Peer:
-    """Return the process at the other end: the one that connected, or that listens."""
+    """Return the process at the other end of a connection."""
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     pid, user, _ = struct.unpack("iII", found)
     return Peer(pid, user)
@@ -132,9 +132,9 @@ def end_daemon(pid: int) -> None:
 
 
 def _children(ranks: list[int]) -> list[int]:
-    """Return the living processes of groups that ranks which are gone have led.
+    """Return the living processes of process groups whose leader was a rank that is gone.
 
-    As long as there is such a process, no other one gets the number of the rank.
+    As long as such a process lives, no other process gets the number of the rank.
     """
     everyone = all_stats()
     gone = [rank for rank in ranks if everyone.get(rank, Stat()).is_gone]

@@ -76,7 +76,7 @@ def _who_waits(graph: WaitGraph) -> list[str]:
 
 
 def _stacks(graph: WaitGraph, causes: list[Rank]) -> list[str]:
-    """Return the stacks, the culprits' before all others; equal ones once."""
+    """Return the stacks, the culprits' first; equal stacks once."""
     groups: dict[str, dict[int, Rank]] = {}
     for rank in [*causes, *graph.ranks.values()]:
         groups.setdefault(rank.stacks, {})[rank.world] = rank
@@ -89,7 +89,7 @@ def _stacks(graph: WaitGraph, causes: list[Rank]) -> list[str]:
 
 
 def _culprits(graph: WaitGraph, stalled: Waits) -> list[str]:
-    """Return a clause for each rank that these calls wait for, the likeliest first, or one."""
+    """Return a clause for each awaited rank, the likeliest first; one clause if none is known."""
     causes = graph.root_causes(stalled)
     if causes:
         return [describe_rank(graph, rank) for rank in causes[:MOST_RANKS]]

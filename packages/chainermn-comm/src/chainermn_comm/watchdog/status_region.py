@@ -51,15 +51,15 @@ FINALIZE = "MPI_Finalize"
 class Call:
     """The call that a rank is in, or was in last, on a communicator."""
 
-    communicator: int  # its number, the same on all its ranks; no other one has it
+    communicator: int  # its unique number, the same on all its ranks
     rank: int  # this rank's number there
     size: int  # number of its ranks
     state: int  # IDLE, COLLECTIVE or MESSAGE
     age: float  # seconds since the state began
     sequence: int  # collective calls so far
-    nbytes: int  # payload of this rank, 0 where it isn't known
+    nbytes: int  # of this rank's payload; 0 if unknown
     peer: int  # the other rank or the root, in this communicator's numbers; or NOBODY
-    tag: int  # the message's; or NOBODY
+    tag: int  # of a message; otherwise NOBODY
     operation: str  # its name; of the last call where the state is IDLE
 
     @property
@@ -79,7 +79,7 @@ def read_calls(region: mmap.mmap, now: float, awake_since: float = 0.0) -> list[
         state, since, sequence, nbytes, peer, tag, name = CALL.unpack_from(
             contents, IDENTITY.size
         )
-        if since == 0:  # no communicator ever had the slot, nor one behind it
+        if since == 0:  # no communicator ever had this slot, nor any slot behind it
             break
         if size == 0:
             continue

@@ -26,7 +26,7 @@ from .send_recv import send_variables as send_variables
 from .sync_batch_norm import SyncBatchNormFunction as SyncBatchNormFunction
 from .sync_batch_norm import get_communication_backend as get_communication_backend
 
-# What users may use; the other names are for the links.
+# Names for users; all other names are for the links.
 __all__ = [
     "allgather",
     "allreduce",

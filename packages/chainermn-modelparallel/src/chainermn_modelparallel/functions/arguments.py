@@ -16,8 +16,8 @@ from .messages import Edge
 def check_communicator(comm: Any, name: str = "comm") -> CommunicatorBase:
     """Return the communicator; raise TypeError if the argument isn't one (not collective).
 
-    An object that wraps a communicator, for example by ``__getattr__``, counts as one:
-    its ``handshake`` is a communicator's method.
+    An object that wraps a communicator, for example by ``__getattr__``, counts as a
+    communicator: its ``handshake`` is a communicator's method.
     """
     handshake = getattr(comm, "handshake", None)
     if not isinstance(getattr(handshake, "__self__", None), CommunicatorBase):
@@ -40,7 +40,7 @@ def check_edge(communicator: Any, rank: Any, tag: Any = 0) -> Edge:
 
 
 def check_variable(name: str, x: Any, rank: int) -> Variable:
-    """Return a variable or array as a variable; raise for other types, and if it has no values."""
+    """Return a variable or array as a variable; raise for other types or without values."""
     if not isinstance(x, (Variable, *chainer.get_array_types())):
         raise wrong_kind(f"{name} must be a variable or an array", x, rank)
     variable = chainer.as_variable(x)

@@ -1,8 +1,7 @@
 """The handshake before a collective call of a function, forward or backward, moves any data.
 
-Ranks that call different functions, or run backward through them in different orders,
-find out here, and all of them raise; so does every rank when one of them can't take
-part.
+If ranks call different functions, or run backward through them in different orders, all
+ranks raise here. All ranks also raise if one of them can't take part.
 """
 
 from __future__ import annotations

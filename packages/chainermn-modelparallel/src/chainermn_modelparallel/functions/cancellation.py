@@ -1,6 +1,6 @@
 """Cancellation of gradients: reports at once that backward will never come to a send or recv.
 
-Otherwise half of a model would not be trained, or the other rank would wait in vain.
+Otherwise half of a model would not be trained, or the other rank would wait for ever.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from chainermn_comm import CommunicatorBase
 
 from .messages import Edge, Header, message_ids, send_message
 
-# The reasons why no gradients come. The texts are those that the waiting rank reports;
-# they name the remedies.
+# The reasons why no gradients come. The waiting rank reports these texts, which name
+# remedies.
 NO_BACKPROP = 1
 DROPPED = 2
 REASONS = {
@@ -31,8 +31,8 @@ REASONS = {
 # evaluating a model, and has been warned.
 MAX_CANCELLATIONS = 1000
 
-# The received messages that were dropped on this rank: their senders, which must be told,
-# and their ids.
+# Received messages whose variables were dropped on this rank: their senders, which must be
+# notified, and their ids.
 _pending: WeakKeyDictionary[CommunicatorBase, list[tuple[int, int]]] = (
     WeakKeyDictionary()
 )

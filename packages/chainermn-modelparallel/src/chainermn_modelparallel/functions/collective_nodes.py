@@ -35,8 +35,8 @@ from .control_dependencies import (
 from .equal_values import check_equal, project
 from .ordered_function import SCOPE, OrderedFunctionNode, requires_grad_mask
 
-# A collective function of the communicator, this rank's arrays and the root. It returns
-# this rank's results. A rank that gives nothing has no arrays; one that gets nothing has
+# A collective function of the communicator, this rank's arrays and the root; returns this
+# rank's results. A rank that gives nothing has no arrays, and a rank that gets nothing has
 # no results.
 Operation = Callable[[CommunicatorBase, Arrays, int], Arrays]
 
@@ -63,8 +63,8 @@ OPS: dict[str, tuple[Operation, str]] = {
     "reduce_scatter": (lambda comm, xs, _: (comm.reduce_scatter(xs),), "allgather"),
     "sum": (lambda comm, xs, _: (comm.allreduce(xs[0]),), "sum"),
     "mean": (lambda comm, xs, _: (comm.multi_node_mean(xs[0]),), "mean"),
-    # These two begin a region, with values that are equal on all ranks. In the region
-    # each rank has all of the values, or the one of them that is for this rank.
+    # These two begin a region with values that are equal on all ranks. In the region each
+    # rank has all of the values, or only its own value.
     "copy_to_region": (lambda comm, xs, _: xs, "reduce_from_region"),
     "split_to_region": (lambda comm, xs, _: (xs[comm.rank],), "gather_from_region"),
 }
@@ -139,7 +139,7 @@ def apply_collective(
     # rank.
     leaf = Variable(empty_on_device_of((*arrays, None)[0]))
     outputs = node.apply((*variables, leaf))
-    return outputs[:-1] or outputs  # the last one is empty
+    return outputs[:-1] or outputs  # the last output is empty
 
 
 def array_specs(variables: Variables) -> Signature:
@@ -154,7 +154,7 @@ def array_specs(variables: Variables) -> Signature:
 class CollectiveFunction(OrderedFunctionNode):
     """One call of a collective operation.
 
-    Its inputs are those of the operation, control inputs, and an empty leaf if backward
+    Its inputs are the operation's inputs, control inputs, and an empty leaf if backward
     will run. Its outputs are this rank's results, if any.
     """
 

@@ -217,7 +217,7 @@ def _check_root(comm: CommunicatorBase, root: Any) -> int:
 
 
 def _one_per_rank(comm: CommunicatorBase, xs: Any) -> Variables:
-    """Return the user's argument as one variable for each rank; raise if it doesn't have them."""
+    """Return the user's argument as a tuple with a variable for each rank, or raise."""
     items = one_for_each(xs, comm.rank, comm.size)
     return tuple(
         check_variable(f"xs[{index}]", x, comm.rank) for index, x in enumerate(items)

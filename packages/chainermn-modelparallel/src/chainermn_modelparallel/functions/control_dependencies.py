@@ -59,10 +59,10 @@ def pseudo_connect(delegate_variable: Variable | None, *actual_variables: Any) -
 
 
 class ScalarVariable(Variable):
-    """A variable without dimensions, which is also like a tuple of itself alone.
+    """A variable without dimensions that can also be unpacked like a tuple of itself.
 
-    ChainerMN 1.3 gave a variable (``y = pseudo_connect(...)``), Chainer 7 a tuple of
-    one (``y, = pseudo_connect(...)``): both ways of writing work. No element is hidden.
+    ChainerMN 1.3 returned a variable (``y = pseudo_connect(...)``), and Chainer 7 a tuple
+    of one variable (``y, = pseudo_connect(...)``). Both ways of writing work.
     """
 
     def __iter__(self) -> Iterator[Variable]:

@@ -47,7 +47,7 @@ _pending_sends: WeakValueDictionary[int, SendFunction] = WeakValueDictionary()
 class EdgeFunction(OrderedFunctionNode):
     """A function at one end of an edge."""
 
-    _function: str  # what the user called
+    _function: str  # the function that the user called
     # Whether backward has to come here. A function that is dropped before is reported.
     backward_expected = False
 
@@ -55,7 +55,7 @@ class EdgeFunction(OrderedFunctionNode):
         self._edge = edge
         communicator, peer, _ = edge
         self._gradient_edge = Edge(communicator, peer, communicator.reserved_tag)
-        self._header = header  # that of the message that was sent or received
+        self._header = header  # of the sent or received message
 
     @property
     def _call(self) -> str:
@@ -108,7 +108,7 @@ class SendFunction(EdgeFunction):
         return keep_control_dependencies(grad_outputs, results)
 
     def _receive_gradients(self) -> Message:
-        """Wait for this send's gradients; give those of other sends to their functions.
+        """Wait for this send's gradients; give gradients of other sends to their functions.
 
         Raises:
             RankMismatchError: no gradients come, or only one of the two ranks builds a
@@ -153,8 +153,8 @@ class SendFunction(EdgeFunction):
 class RecvFunction(EdgeFunction):
     """The function of a receive.
 
-    Input: the delegate if it needs a gradient; else a leaf that needs one, without which
-    backward might not come here. Outputs: the message's arrays.
+    Input: the delegate variable if it needs a gradient; otherwise a leaf that needs a
+    gradient, without which backward might not come here. Outputs: the message's arrays.
     """
 
     _function = "recv"
@@ -202,7 +202,7 @@ class RecvFunction(EdgeFunction):
     def _send_gradients(self, gradients: Variables) -> Variable | None:
         """Send the gradients of the outputs that need one.
 
-        Returns a delegate variable where they can be differentiated again, else None.
+        Return a delegate variable if they can be differentiated again, otherwise None.
         """
         header = Header(
             next(message_ids),

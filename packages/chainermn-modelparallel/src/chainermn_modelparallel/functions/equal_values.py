@@ -1,4 +1,4 @@
-"""A check that ranks which divide one model have equal values where they must.
+"""A check that ranks which divide one model have equal values outside of the divided region.
 
 Outside of a region, all ranks compute the same values from the same inputs and
 parameters. If these values differ, no sum over ranks shows the difference. So each

@@ -17,7 +17,7 @@ from chainermn_comm import CommunicatorBase
 from .control_dependencies import Arrays
 from .ordered_function import SCOPE
 
-# Each header begins with these bytes, so that other metadata are not taken for one.
+# Each header begins with these bytes, so that other metadata aren't mistaken for a header.
 _MAGIC = b"CMNMSG"
 # The magic bytes and all fields of `Header` except the mask, which follows.
 _FIXED = struct.Struct("<6sqqB??")
@@ -68,14 +68,14 @@ class Message(NamedTuple):
 def send_message(
     header: Header, arrays: Arrays, edge: Edge, label: str = SCOPE + "send"
 ) -> None:
-    """Send arrays to the other rank; reports of the watchdog name the call by the label."""
+    """Send arrays to the other rank; ``label`` names the call in the watchdog's reports."""
     *fields, mask = header
     metadata = _FIXED.pack(_MAGIC, *fields) + mask
     edge.communicator.send_with_metadata(metadata, arrays, edge.peer, edge.tag, label)
 
 
 def receive_message(edge: Edge, label: str = SCOPE + "recv") -> Message:
-    """Wait for a message of the other rank; reports of the watchdog name the call by the label."""
+    """Wait for a message of the other rank; ``label`` names the call in the watchdog's reports."""
     communicator, peer, tag = edge
     try:
         metadata, arrays = communicator.recv_with_metadata(peer, tag, label)

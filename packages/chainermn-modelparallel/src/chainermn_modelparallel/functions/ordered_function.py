@@ -49,7 +49,7 @@ class OrderedFunctionNode(chainer.FunctionNode):
         return outputs
 
     def with_delegate_output(self, arrays: Arrays, like: Any) -> Arrays:
-        """Return the outputs of `forward`, and one without data on the device of ``like``."""
+        """Return the outputs of `forward` and an empty output on the device of ``like``."""
         self.xp = backend.get_array_module(like)
         self._specs = [(array.shape, array.dtype) for array in arrays]
         self.retain_outputs((len(arrays),))
@@ -57,20 +57,19 @@ class OrderedFunctionNode(chainer.FunctionNode):
         return *arrays, empty
 
     def delegate_output(self) -> Variable:
-        """Return the output without data, on which to make gradients depend.
+        """Return the output without data, on which gradients are made to depend.
 
-        Through this output a second backward comes back here, even if the gradients
-        don't depend on this function. It must, because the second backward of other
-        ranks comes to the function.
+        Through this output a second backward reaches this function even if the gradients
+        don't depend on it. It must reach the function, because it does on other ranks.
         """
         (output,) = self.get_retained_outputs()
-        output.retain_data()  # its node may be a new one, which outlives the variable
+        output.retain_data()  # its node may be new, and outlives the variable
         return output
 
     def connected_gradients(self, grad_outputs: Gradients) -> Variables:
-        """Return the gradients of the outputs with data; a missing one is zeros.
+        """Return the gradients of the outputs with data, with zeros for missing gradients.
 
-        A second backward through the gradients comes back to this function.
+        A second backward through the gradients reaches this function.
         """
         gradients: Variables = ()
         for spec, gradient in zip(self._specs, grad_outputs, strict=False):
@@ -88,7 +87,7 @@ class OrderedFunctionNode(chainer.FunctionNode):
 
 
 def requires_grad_mask(variables: Variables) -> bytes:
-    """Return a byte for each variable: 1 where this process needs its gradient."""
+    """Return a byte for each variable: 1 if this process needs its gradient."""
     builds_graph = chainer.config.enable_backprop
     return bytes(
         [builds_graph and x.requires_grad and x.dtype.kind == "f" for x in variables]

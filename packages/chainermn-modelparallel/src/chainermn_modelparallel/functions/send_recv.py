@@ -138,7 +138,7 @@ def recv_variables(
 ) -> tuple[Variables, RecvFunction | None]:
     """Return the result of :func:`recv` as a tuple, and the function that sends the gradients.
 
-    The function is None where there are no gradients to send, and no delegate to
+    The function is None if there are neither gradients to send nor a delegate variable to
     continue to.
     """
     edge = check_edge(communicator, rank, tag)
@@ -154,6 +154,6 @@ def recv_variables(
     variables, node = make_outputs(message, edge, delegate_variable)
     if node is not None:
         node.backward_expected = bool(header.needed)
-    elif header.needed:  # the sender waits in vain
+    elif header.needed:  # the sender would wait for ever
         send_cancellation(communicator, edge.peer, header.message_id, NO_BACKPROP)
     return variables, node

@@ -138,7 +138,7 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         return tuple(of_inputs[index] for index in indexes)
 
     def _gradients(self, x: Any, gamma: Any, gy: Any) -> Gradients:
-        """Return the gradients of x, gamma and beta; None for x if no rank needs that of its x."""
+        """Return the gradients of x, gamma and beta; None for x if no rank needs its gradient."""
         xp = backend.get_array_module(x)
         dtype = self._dtype
         scale = gamma.astype(dtype, copy=False).reshape(self._shape)
@@ -205,6 +205,6 @@ class SyncBatchNormFunction(OrderedFunctionNode):
 
 
 def _stack_ranks(payloads: list[bytes], like: np.ndarray) -> np.ndarray:
-    """Return the ranks' arrays of two rows, like this one, as float64 (2, ranks, ...)."""
+    """Return all ranks' two-row arrays, shaped like ``like``, as float64 (2, ranks, ...)."""
     flat = np.frombuffer(b"".join(payloads), like.dtype).astype(np.float64)
     return flat.reshape(len(payloads), *like.shape).swapaxes(0, 1)

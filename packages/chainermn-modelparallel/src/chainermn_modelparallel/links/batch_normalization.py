@@ -170,7 +170,7 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
     def _update_running_statistics(
         self, node: SyncBatchNormFunction, finetune: bool
     ) -> None:
-        """Average the batch's statistics into the running ones; an empty batch changes nothing."""
+        """Average the batch's statistics into the running statistics, unless the batch is empty."""
         if node.count == 0:
             return
         decay = self.decay
@@ -184,6 +184,6 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
 
 
 def _move(average: Any, value: Any, decay: float) -> None:
-    """Average a batch's statistics into running ones, in place."""
+    """Average a batch's statistics into the running statistics, in place."""
     average *= decay
     average += (1 - decay) * value.reshape(average.shape)

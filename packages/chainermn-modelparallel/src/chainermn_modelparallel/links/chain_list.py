@@ -111,7 +111,7 @@ class MultiNodeChainList(ShardedLink, chainer.ChainList):
                 "output; let one component return a tuple"
             )
         super().add_link(link)
-        # A new list: a copy of the model has the old one.
+        # A new list, because a copy of the model has the old list.
         self._routes = [*self._routes, route]
 
     def _check_ranks(self, name: str, ranks: Any) -> Ranks:

@@ -46,7 +46,7 @@ class _ShardInitializer(chainer.Initializer):
         self._shape = shape
         self._axis = axis  # the axis that is divided
         self._own = own  # this rank's indexes along the axis
-        self.checksum = 0  # that of the whole array, once it is drawn
+        self.checksum = 0  # of the whole array, once it is drawn
 
     def __call__(self, array: Any) -> None:
         """Fill a rank's shard."""
@@ -60,8 +60,8 @@ class _ShardInitializer(chainer.Initializer):
 class _ParallelLinear(ShardedLink, L.Linear):
     """A :class:`chainer.links.Linear`; each rank keeps a part of it.
 
-    ``_axis`` is the axis of ``W`` that is divided: 0 for the outputs, whose ``b`` is
-    divided likewise; 1 for the inputs, where every rank has the whole of ``b``.
+    ``_axis`` is the axis of ``W`` that is divided: 0 for the outputs, which divides ``b``,
+    too; 1 for the inputs, with the whole of ``b`` on every rank.
     """
 
     _axis: int
@@ -129,7 +129,7 @@ class _ParallelLinear(ShardedLink, L.Linear):
         return F.reshape(variable, (*variable.shape[:1], self.in_size))
 
     def _inputs(self, x: Variable) -> Inputs:
-        """Return inputs that let ranks compare what they must have alike in this link."""
+        """Return inputs by which ranks compare the values of this link that must be equal."""
         # The initializer of a parameter that the user has replaced has no checksum.
         checksums = [
             self._is_drawn and getattr(param.initializer, "checksum", 0)

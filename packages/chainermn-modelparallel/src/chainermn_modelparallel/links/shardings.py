@@ -17,7 +17,7 @@ class ShardedLink(chainer.Link):
     """A link whose ``namedparams`` sets the attribute ``shardings`` of each parameter.
 
     Copies of a parameter lose the attribute, so every call of ``namedparams`` sets it
-    anew. The shardings that links inside of this one have set are kept.
+    anew. Shardings that inner links have set are kept.
     """
 
     def _sharding(self, param: Any) -> Sharding | None:

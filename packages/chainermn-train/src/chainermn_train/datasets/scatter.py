@@ -176,9 +176,9 @@ def length_of(dataset: Any) -> int:
 
 def _share(count: int, rank: int, size: int, equal: bool) -> tuple[int, int]:
     """Return (begin, end) of a rank's share of ``range(count)``."""
-    # Equal shares are all as long as the longest one, and overlap if they must. Of unequal
-    # shares, the first ones are longer by an example. A seed gives the ranks the same
-    # examples as in Chainer 7.
+    # Equal shares are as long as the longest share, and may overlap. The first unequal
+    # shares are longer by one example. A seed gives ranks the same examples as in
+    # Chainer 7.
     if equal:
         begin = count * rank // size
         return begin, begin + -(-count // size)

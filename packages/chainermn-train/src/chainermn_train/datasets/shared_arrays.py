@@ -1,8 +1,8 @@
-"""NumPy arrays that processes of one machine share: those of a data set lie in one nameless file.
+"""NumPy arrays that processes of one machine share: a data set's arrays lie in a nameless file.
 
 Their pickle refers to the file, so that worker processes map the same memory. A process
-that writes gets its own copies of the pages that it writes to, so that no process
-changes the arrays of another one.
+that writes gets its own copies of the pages that it writes to, so no process changes the
+arrays of other processes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class SharedBytes:
         weakref.finalize(self.content, os.close, descriptor)
 
     def fill(self, nbytes: int, blocks: Iterable[np.ndarray]) -> None:
-        """Write 1-D uint8 arrays, ``nbytes`` in all and at least one, to a new file, and map it."""
+        """Write 1-D uint8 arrays, ``nbytes`` in all (at least 1), to a new file, and map it."""
         with open(_reserve(nbytes), "wb") as file:
             for block in blocks:
                 file.write(block.data)
@@ -90,7 +90,7 @@ class SharedArray:
 
     @property
     def array(self) -> np.ndarray:
-        """The array where it lies now."""
+        """The array, in the file or in this process."""
         return np.ndarray(self._shape, self._dtype, self._shared.content, self._begin)
 
     @property

@@ -1,4 +1,4 @@
-"""Subsets of data sets: the chosen examples, without the other ones where that is possible."""
+"""Subsets of data sets: the chosen examples, if possible without all other examples."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _Splitter = Callable[[Any, np.ndarray, TakeRows], Any]
 def subset(
     dataset: Any, begin: int, end: int, order: Any, take: TakeRows
 ) -> SubDataset:
-    """Return ``SubDataset(dataset, begin, end, order)``, or one over a part with the same examples.
+    """Return ``SubDataset(dataset, begin, end, order)``, or one of a part with the same examples.
 
     The whole data set is behind the result only if :func:`divide` can't divide it.
     """
@@ -96,7 +96,7 @@ def _numbers(order: np.ndarray) -> array[int]:
 
 
 def _with(dataset: Any, **attributes: Any) -> Any:
-    """Return a copy of a data set, of its own class, with other values of these attributes."""
+    """Return a copy of a data set, of the same class, with new values of these attributes."""
     part = copy.copy(dataset)
     vars(part).update(attributes)
     return part
@@ -113,8 +113,8 @@ def _split_sequence(dataset: Any, indices: np.ndarray, _take: TakeRows) -> Any:
     return type(dataset)(dataset[i] for i in indices.tolist())
 
 
-# Chainer's data sets have no public names for what they are made of; 7.8.1 is its last
-# release but for repairs, so these stay.
+# Chainer's data sets have no public names for their parts. Its last release is 7.8.1, so
+# these private names stay.
 
 
 def _split_columns(dataset: Any, indices: np.ndarray, take: TakeRows) -> Any:

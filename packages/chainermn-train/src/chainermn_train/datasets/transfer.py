@@ -43,7 +43,7 @@ def scatter_parts(
     with raise_together(comm.handshake, _OPERATION):
         if comm.rank != root:
             return _receive(comm, root)
-        # The other ranks get their parts one after the other, before the root has its own.
+        # Other ranks get their parts one after another, before the root takes its own.
         waiting = [rank for rank in range(comm.size) if rank != root]
         try:
             for rank in (*waiting, root):
@@ -58,7 +58,7 @@ def scatter_parts(
                 comm.send_obj((pickled, len(content)), rank, _TAG)
                 for begin in range(0, len(content), _MESSAGE_BYTES):
                     comm.send(content[begin : begin + _MESSAGE_BYTES], rank, _TAG)
-                del part, rows, content  # before the next ones take memory
+                del part, rows, content  # before the next parts take memory
         except BaseException:
             for rank in waiting:
                 comm.send_obj(None, rank, _TAG)  # instead of a part

@@ -108,7 +108,7 @@ def _floats_of(views: list[dict[str, Any]]) -> dict[str, _Form]:
 
 
 def _set_mean(slot: Slot, mean: np.ndarray) -> None:
-    """Make ``mean`` the value: in the same array if there is one."""
+    """Set the value to ``mean``, in the same array if there is one."""
     value = slot.get()
     if value is None:
         slot.set(mean)

@@ -100,7 +100,7 @@ class MultiNodeEarlyStoppingTrigger(EarlyStoppingTrigger):
         return stop
 
     def _observe(self, observation: dict[str, Any]) -> None:
-        """Add what was observed to the summary, once."""
+        """Add an observation to the summary, once."""
         if self.monitor in observation and observation is not self._seen:
             self._summary.add({self.monitor: observation[self.monitor]})
             self._observed += 1
@@ -134,7 +134,7 @@ class MultiNodeEarlyStoppingTrigger(EarlyStoppingTrigger):
         return float(to_host(mean)), self._observed
 
     def serialize(self, serializer: Any) -> None:
-        """Save or load the best mean, the patience used up, and what was observed since."""
+        """Save or load the best mean, the used patience, and the observations since."""
         # A snapshot is taken within an iteration, before the trainer asks the stop
         # trigger. A run that resumes from it won't have this iteration's observation.
         trainer = self._trainer()

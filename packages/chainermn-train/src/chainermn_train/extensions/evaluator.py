@@ -18,7 +18,7 @@ from chainermn_comm import CommunicatorBase
 from ..collective_errors import allgather_checked, mismatch_hint, require_communicator
 from ..host_arrays import as_number, mean_of, to_host
 
-# One rank's results: by name, a value and its weight, or None where nobody knows one.
+# One rank's results: by name, a value and its weight, or None if the weight is unknown.
 _Results: TypeAlias = dict[str, tuple[Any, Any]]
 
 
@@ -149,7 +149,7 @@ def _means_over_examples(evaluator: Any) -> _Results:
             if weight == 0:
                 del observation[
                     key
-                ]  # such a batch counts nothing in one process, either
+                ]  # such a batch doesn't count in one process, either
             else:
                 observation[key] = value, weight
                 weights[key] += weight

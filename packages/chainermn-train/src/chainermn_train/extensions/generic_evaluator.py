@@ -116,8 +116,8 @@ class GenericMultiNodeEvaluator(Evaluator):
         Subclasses may override the method. It is called once, on ``root`` only.
 
         Args:
-            results: what ``calc_local`` returned for the first batch of each rank that
-                has one, in rank order, then for the second batches, and so on.
+            results: the results of ``calc_local`` for the first batch of each rank, in
+                rank order, then for each rank's second batch, and so on.
         """
         return results
 
@@ -200,7 +200,7 @@ class GenericMultiNodeEvaluator(Evaluator):
 
 
 def _numbers(result: Any) -> dict[str, Any]:
-    """Return what is a number or an array in the result, if that is a dict."""
+    """Return the numbers and arrays in the result, if it is a dict."""
     if not isinstance(result, Mapping):
         return {}
     kinds = (Number, np.bool_, np.ndarray)

@@ -61,7 +61,7 @@ def on_rank(extension: Any, comm: CommunicatorBase, rank: int = 0) -> OneRankExt
 
 
 class OneRankExtension(AttributeProxy):
-    """The extension ``actual`` on one rank, and a stand-in that does nothing on the others."""
+    """The extension ``actual`` on one rank; on other ranks an extension that does nothing."""
 
     _OWN = frozenset({"actual", "here"})
     _EVENTS = ("initialize", "finalize", "on_error", "serialize")

@@ -82,8 +82,9 @@ class ThroughputReport(training.Extension):
 
         Raises:
             TypeError: the trainer's updater has no multi-node optimizer on this rank,
-                or its main iterator no data set (PeerError on the others).
-            ValueError: the trainer has another ThroughputReport (likewise).
+                or its main iterator no data set (PeerError on the other ranks).
+            ValueError: the trainer has another ThroughputReport (PeerError on the other
+                ranks).
         """
         updater = trainer.updater
         with raise_together(self.comm.handshake, "ThroughputReport"):
@@ -108,7 +109,7 @@ class ThroughputReport(training.Extension):
 
         Raises:
             BaseException: the examples can't be counted on this rank (PeerError on the
-                others).
+                other ranks).
         """
 
         def since_last_call() -> tuple[float, StepTimes]:

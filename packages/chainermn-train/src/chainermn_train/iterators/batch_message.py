@@ -1,4 +1,4 @@
-"""Any picklable value as two arrays of bytes: a batch is one message, not one for each image."""
+"""Any picklable value as two arrays of bytes: a batch is one message, not one per image."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ALIGNMENT = 64
 def pack(value: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return the header of a value and the data of all arrays in it, both uint8 and 1-D.
 
-    Images that are sent one by one take twice as long.
+    Sending images one by one takes twice as long.
     """
     buffers: list[Any] = []
     text = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)

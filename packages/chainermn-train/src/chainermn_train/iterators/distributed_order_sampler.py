@@ -1,4 +1,4 @@
-"""An order sampler that deals one permutation of the whole data set over the ranks."""
+"""An order sampler that divides one permutation of the whole data set among ranks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class DealtOrder(np.ndarray):
 
     @property
     def position(self) -> EpochPosition:
-        """Where this order begins."""
+        """The position in the epoch at which this order begins."""
         return EpochPosition(*np.asarray(self)[len(self) :].tolist())
 
     def __len__(self) -> int:
@@ -142,8 +142,8 @@ class DistributedOrderSampler(OrderSampler):
             )
         start = self._start(begin, self._size)
         permutation = shuffled([self.seed, begin.epoch], begin.examples)
-        # An iterator's orders must be equally long, so this one begins with examples
-        # that have been seen.
+        # An iterator's orders must be equally long, so this order begins with examples that
+        # have been seen.
         first = begin.seen + self._rank - start * self._size
         indices = first + self._size * np.arange(length)
         chosen = permutation[indices % max(1, begin.examples)]

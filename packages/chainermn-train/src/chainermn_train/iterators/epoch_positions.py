@@ -1,4 +1,4 @@
-"""How far iterators have come in an epoch, and how far that is on another number of ranks."""
+"""The positions of iterators in an epoch, and the same positions on other numbers of ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .iterator_proxy import IteratorProxy
 
 
 def distributed_sampler(iterator: Any) -> DistributedOrderSampler | None:
-    """Return the iterator's sampler, if it deals one permutation over all ranks."""
+    """Return the iterator's sampler, if it divides one permutation among all ranks."""
     sampler = getattr(iterator, "order_sampler", None)
     return sampler if isinstance(sampler, DistributedOrderSampler) else None
 
@@ -21,7 +21,7 @@ def distributed_sampler(iterator: Any) -> DistributedOrderSampler | None:
 def epoch_positions(target: Any) -> dict[str, tuple[int, EpochPosition | None]]:
     """Return the number of examples of each iterator of a trainer, and where its order begins.
 
-    Only an order that is dealt over ranks has such a beginning, others have None.
+    Only an order that is divided among ranks has such a beginning; for others it is None.
     """
     found = {}
     for name, iterator in iterators_of(target).items():
@@ -43,9 +43,9 @@ def move_iterator(
     state: dict[str, Any],
     positions: Mapping[str, Any],
 ) -> list[str]:
-    """Write to ``state`` how far all ranks were in an iterator's epoch; return what begins anew.
+    """Write to ``state`` the position of all ranks in an epoch; return what begins anew.
 
-    The entries begin with ``path``. ``states`` are those that ranks have saved, and
+    The names of entries begin with ``path``. ``states`` are the ranks' saved states, and
     ``positions`` their :func:`epoch_positions`.
     """
     length = len(iterator.dataset)

@@ -1,4 +1,4 @@
-"""What the server that worker processes are forked from imports, so that they need not."""
+"""Imports for the server that forks worker processes, so that workers needn't import them."""
 
 import os
 

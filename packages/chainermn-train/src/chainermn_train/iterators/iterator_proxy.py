@@ -37,11 +37,11 @@ class IteratorProxy(AttributeProxy, Iterator):
         self.actual.finalize()
 
     def __del__(self) -> None:
-        """Do nothing: the actual iterator is finalized when nobody holds it any more."""
+        """Do nothing: the actual iterator is finalized when nothing refers to it."""
 
 
 def refuse_proxy(iterator: Any) -> None:
-    """Raise TypeError if the iterator is one that ranks share already."""
+    """Raise TypeError if ranks already share the iterator."""
     if isinstance(iterator, IteratorProxy):
         raise TypeError(
             f"the iterator is a {type(iterator).__name__}, which ranks share: use it as it is"

@@ -176,7 +176,7 @@ class MultiNodeIterator(IteratorProxy):
                 message = pack((_shared_attributes(self.actual, master), value))
                 return value
             finally:
-                if message is None:  # the other ranks wait for one
+                if message is None:  # the other ranks wait for a message
                     message = pack((_shared_attributes(self.actual, master), None))
                 communicator.bcast(message, root=master)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from chainer.iterators import OrderSampler
 
-# Numbers that are drawn for a seed: their order is one of 32! (118 bits).
+# How many numbers are drawn for a seed: there are 32! orders (118 bits).
 SEED_NUMBERS = 32
 
 

@@ -64,7 +64,7 @@ def use_forkserver() -> None:
 
 def _before_fork() -> None:
     """Warn, once and on rank 0, if multiprocessing forks a process that has started MPI."""
-    # Other code that forks, such as subprocess, starts another program at once.
+    # Other code that forks, such as subprocess, replaces the child's program at once.
     global _warned
     caller = sys._getframe(1).f_globals.get("__name__")
     if _warned or caller != "multiprocessing.popen_fork":

@@ -19,7 +19,7 @@ class Accumulation:
         steps: number of updates that make a step.
         sums: the sums, in float32 or wider; None before the first update has ended.
         num_calls: updates since the last step, also those that failed.
-        num_accumulated: those of them whose gradients are in the sums.
+        num_accumulated: how many of these updates' gradients are in the sums.
     """
 
     def __init__(self, steps: int) -> None:
@@ -34,7 +34,7 @@ class Accumulation:
 
     @property
     def is_between(self) -> bool:
-        """Whether the next update is neither the first one since the last step nor the last."""
+        """Whether the next update is neither the first nor the last of a step."""
         return 0 < self.num_calls < self.steps - 1
 
     @property
@@ -43,7 +43,7 @@ class Accumulation:
         return self.num_calls == self.steps - 1
 
     def add(self, params: ParameterSet, num_updates: int) -> None:
-        """Add the present gradients, which are those of ``num_updates`` updates: 0 or 1."""
+        """Add the present gradients, of ``num_updates`` updates (0 or 1)."""
         if self.sums is None:
             self.sums = GradientSet.empty(params, None)
         for each in self.sums.gradients:

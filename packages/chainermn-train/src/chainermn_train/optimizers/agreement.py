@@ -1,4 +1,4 @@
-"""What ranks tell each other in an update's one synchronization, and what all of them do then."""
+"""The facts that ranks exchange in an update's handshake, and the action that follows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OPERATION = "update"
 
 
 class Row(NamedTuple):
-    """What a rank tells the others. Nearly always all rows are equal."""
+    """The facts that a rank sends to all others. Nearly always all rows are equal."""
 
     # This rank has loaded its state, has other parameters, or has failed in a step.
     needs_sharing: bool = False
@@ -27,7 +27,7 @@ class Row(NamedTuple):
     in_flight: bool = False  # there are gradients for the next step (double buffering)
     is_warned: bool = False  # a signal has told this process that it must end soon
     num_calls: int = 0  # updates since the last step, with `accumulate_steps`
-    num_added: int = 0  # updates whose gradients are summed in those to exchange
+    num_added: int = 0  # updates whose gradients are in the sums to exchange
     scaling: int = 0  # checksum of the loss scale, and of how it adapts
     checksum: int = 0  # checksum of a part of the state
 
@@ -71,7 +71,7 @@ def settle(rows: Sequence[Row], were_compared: bool = False) -> Action:
 
     ``were_compared`` says that ranks have gathered facts, and have found them equal.
     """
-    different = set(rows)  # nearly always one
+    different = set(rows)  # nearly always one row
     needs_sharing = any([row.needs_sharing for row in different])
     if needs_sharing or len({row.in_flight for row in different}) > 1:
         if all([row.can_share_first for row in different]):

@@ -68,7 +68,7 @@ class CollectiveUpdate:
         self._become_another()
 
     def _become_another(self) -> None:
-        """Have a number that no other optimizer of this communicator has, and a warning.
+        """Take a number that no other optimizer of this communicator has, and arrange a warning.
 
         Optimizers have numbers in the order in which they are made or copied.
         """
@@ -101,8 +101,8 @@ class CollectiveUpdate:
     def update_without_examples(self) -> None:
         """Take part in the next collective update of other ranks (collective).
 
-        A present gradient, such as the last update's, becomes zeros. A parameter without
-        values is cleared, because Chainer raises for the gradient of one that isn't.
+        A present gradient, such as the last update's, becomes zeros. The gradient of a
+        parameter without values is cleared, because Chainer would raise otherwise.
         """
         while self.accumulation.is_between:
             self.accumulation.num_calls += 1
@@ -117,7 +117,7 @@ class CollectiveUpdate:
     def flush(self) -> None:
         """Do what :meth:`MultiNodeOptimizer.flush` does (collective)."""
         self._update_together(partial(self._compute_and_step, FLUSH, None, 0))
-        # No rank waits for another one: a hook may fail on some.
+        # No rank waits for another rank here, because a hook may fail on some ranks.
         self._update_together(partial(self._step, self.exchange.assign_pending))
 
     def synchronize(self) -> None:
@@ -126,7 +126,7 @@ class CollectiveUpdate:
         self._share()
 
     def forget(self) -> None:
-        """Drop all gradients and what is known of the other ranks: there is another state."""
+        """Drop all gradients and all facts about other ranks, because this rank's state is new."""
         self.state.forget()
         self._drop_gradients()
 
@@ -140,8 +140,8 @@ class CollectiveUpdate:
     ) -> None:
         """Compute gradients, agree, and do what all ranks do (collective).
 
-        This rank's present gradients are then those of so many updates, 0 or 1.
-        StartAgainError is raised on all ranks once rank 0's state was given to all.
+        The present gradients are then those of one update, or of none. StartAgainError is
+        raised on all ranks after rank 0's state was given to all.
         """
         exchange = self.exchange
         accumulation = self.accumulation
@@ -197,8 +197,8 @@ class CollectiveUpdate:
     ) -> Action:
         """Compute gradients, which may leave meanwhile if ranks agree to it before backward.
 
-        An error stays in its rank until all know of it: else a caller that catches it,
-        to skip a batch, would be one collective call ahead of the other ranks.
+        A rank raises its error only after all ranks know of it. Otherwise a caller that
+        catches the error, to skip a batch, would be one collective call ahead of others.
         """
         exchange = self.exchange
         params = self._params
@@ -307,7 +307,7 @@ class CollectiveUpdate:
         self.accumulation.clear()
         try:
             return self.exchange.finish(self._params, self._scale, factor)
-        finally:  # all plan, also those where it fails
+        finally:  # all ranks plan, even if the exchange fails
             if all([row.can_plan for row in rows]):
                 self.exchange.plan(self._params)
 
@@ -319,15 +319,15 @@ class CollectiveUpdate:
         except StartAgainError:  # raised before the step
             raise
         except BaseException:
-            # A hook's, say; this rank may not have stepped as the others did.
+            # Such as a hook's error; this rank may not have stepped as the others did.
             self.state.has_failed = True
             raise
 
     def _add(self, num_updates: int) -> None:
-        """Add the present gradients, which are those of so many updates, to the sums."""
+        """Add the present gradients, of ``num_updates`` updates, to the sums."""
         try:
             self.accumulation.add(self._params, num_updates)
-        except BaseException:  # midway, so this rank's sums are not what they should be
+        except BaseException:  # midway, so this rank's sums are wrong
             self.state.has_failed = True
             raise
 
@@ -337,7 +337,7 @@ class CollectiveUpdate:
         self.state.share(self._optimizer)
 
     def _drop_gradients(self) -> None:
-        """Drop the gradients that are added up, and those in flight."""
+        """Drop gradients that are added up or in flight."""
         self.accumulation.clear()
         self.exchange.drop()
 

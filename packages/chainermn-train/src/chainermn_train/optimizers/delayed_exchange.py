@@ -29,15 +29,15 @@ class DelayedExchange(GradientExchange):
         reducer = self._communicator.make_reducer(
             self._zero_fill, OPERATION, self.channel
         )
-        # Whatever can fail on one rank alone is done here, before ranks agree.
+        # Work that can fail on one rank alone is done here, before ranks agree.
         with raise_together(self._communicator.handshake, OPERATION, meet=False):
             self._gradients = GradientSet.detach_from(params, scale)
             self._reducer = reducer
             if self.pending is None:
                 self._gradients.give_copies()
             if self._stream is None:
-                # The device is that of the parameters, since a rank may have no
-                # gradient, and all ranks must make the channel for the same device.
+                # The parameters' device, since a rank may have no gradient, and all ranks
+                # must make the channel for the same kind of device.
                 device = device_of([param.array for param in params.params])
                 self._stream = ThreadStream(device)
             self._computed = self._stream.recorded_event()
@@ -61,7 +61,7 @@ class DelayedExchange(GradientExchange):
         thread = BackgroundThread(exchange)
         try:
             return self.assign_pending()  # of the update before
-        finally:  # if that fails, too, as the other ranks exchange these gradients
+        finally:  # even after an error, because the other ranks exchange these gradients
             self.pending = gradients
             self._thread = thread
             if self.channel is None:  # the first mean is taken at once

@@ -8,7 +8,7 @@ from chainermn_comm import CommunicatorBase
 
 
 def divisions_of(param: Any) -> list[Any]:
-    """Return those ``shardings`` of a parameter by which other ranks hold other elements of it."""
+    """Return the ``shardings`` of a parameter by which other ranks hold other elements."""
     return [
         each
         for each in getattr(param, "shardings", ())
@@ -51,4 +51,4 @@ def common_ranks(communicator: CommunicatorBase, other: CommunicatorBase) -> lis
     ranks = groups[1].Translate_ranks(group=groups[0])
     for group in groups:
         group.Free()
-    return [rank for rank in ranks if rank >= 0]  # others are MPI.UNDEFINED
+    return [rank for rank in ranks if rank >= 0]  # all others are MPI.UNDEFINED

@@ -1,7 +1,7 @@
 """A detector of ranks whose parameters or optimizer state have drifted apart.
 
-A cursor goes through all arrays, turn by turn. In each update ranks compare a checksum
-of the elements at the cursor, which rides in the synchronization that is there anyway.
+A cursor goes through all arrays again and again. In each update ranks compare a checksum
+of the elements at the cursor, which travels in the handshake that an update needs anyway.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from chainermn_comm.gpu import devices, staging
 from ..host_arrays import to_host
 from ..slots import is_array, master_of
 
-# A part has this number of bytes, so that its checksum takes some microseconds. Arrays
-# that would have more parts than the second number are divided into larger ones. The
-# checksum is Adler-32, since the table of CRC-32 takes as much of the caches as a part.
+# A part has this number of bytes, so that its checksum takes some microseconds. An array
+# has at most the second number of parts, which are then larger. The checksum is Adler-32,
+# because the table of CRC-32 takes as much of the caches as a part.
 PART_BYTES = 2 << 10
 MOST_PARTS = 1000
 
@@ -108,7 +108,7 @@ def _getters_of(params: Sequence[Any]) -> Iterator[tuple[Any, Callable[[], Any]]
     for param in params:
         yield param, partial(getattr, param, "array")
         yield param, partial(master_of, param)
-        # A rule has none before its first step.
+        # A rule has no state before its first step.
         state = getattr(param.update_rule, "state", None) or {}
         for key in sorted(state):
             if is_array(state[key]):

@@ -33,7 +33,7 @@ class ThreadStream:
         return self._call("recording an event", devices.recorded_event)
 
     def join(self) -> None:
-        """Let this thread's current stream wait for this one's work; the host doesn't wait."""
+        """Let this thread's current stream wait for this stream's work; the host doesn't wait."""
         self._call(
             "waiting for a stream",
             lambda: devices.current_stream().wait_event(
@@ -43,7 +43,7 @@ class ThreadStream:
 
     @contextlib.contextmanager
     def using(self, after: Any = None, wait: bool = True) -> Iterator[None]:
-        """Use the stream, which waits for an event; ``wait`` for the stream at the end.
+        """Use the stream inside, after an event; with ``wait``, wait for it at the end.
 
         If CUDA fails at the beginning, the error is raised after the block, since the
         other ranks wait for this rank's communication in the block.

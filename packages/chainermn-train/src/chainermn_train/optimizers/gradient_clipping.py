@@ -12,7 +12,7 @@ from chainermn_comm import CommunicatorBase, global_norm
 from ..collective_errors import require_communicator
 from .gradient_set import multiply_gradients
 
-# What becomes of an update that shares rank 0's state; others are a step, or no step.
+# The outcome of an update that shares rank 0's state; others are a step, or no step.
 START_AGAIN = "rank 0's state for all"
 
 _STEPS = (
@@ -128,9 +128,9 @@ def starts_again(optimizer: Any, update: Callable[[], None]) -> bool:
 
 
 def refuse_hooks_by_norm(optimizer: Any, parts: list[tuple[str, Any]]) -> None:
-    """Raise ValueError if a hook of Chainer's takes a norm over a part of the model alone.
+    """Raise ValueError if a hook of Chainer's takes the norm of only a part of the model.
 
-    ``parts`` are the parameters, with their names, of which other ranks hold the rest.
+    ``parts`` are the names and parameters of which this rank holds only a part.
     """
     for name, param in parts:
         is_shard = any(each.kind == "shard" for each in param.shardings)
@@ -147,7 +147,7 @@ def refuse_hooks_by_norm(optimizer: Any, parts: list[tuple[str, Any]]) -> None:
 
 
 def _hooks_of(owner: Any) -> list[Any]:
-    """Return the hooks of an optimizer or rule; none of one that isn't Chainer's."""
+    """Return the hooks of an optimizer or update rule of Chainer; of others an empty list."""
     hookable = getattr(owner, "_hookable", None)
     if hookable is None:
         return []

@@ -20,10 +20,10 @@ CHUNK_BYTES = 125 << 10
 
 
 class GradientExchange:
-    """The exchange of one optimizer, which an update waits for; other kinds are subclasses.
+    """The synchronous exchange of one optimizer's gradients; other kinds are subclasses.
 
     An update calls :meth:`backward`, which computes gradients, and :meth:`reducer_of`,
-    whose result ranks agree by. Then :meth:`finish` gives means to the parameters, or
+    by whose result ranks agree. Then :meth:`finish` gives means to the parameters, or
     :meth:`cancel` ends the exchange if nobody steps.
     """
 
@@ -34,8 +34,8 @@ class GradientExchange:
         """Exchange on ``communicator``; not collective."""
         self._communicator = communicator
         self._zero_fill = zero_fill
-        # The communicator of the thread, which runs while the training uses the other
-        # one. Either all ranks have a channel or none has.
+        # The thread's communicator, since the training uses the optimizer's communicator
+        # meanwhile. Either all ranks have a channel or none has.
         self.channel: CommunicatorBase | None = None
         self._reducer: Any = None  # the `Reducer` that `reducer_of` has returned
         # Gradients that no step has used yet. They are means once the thread has ended.
@@ -90,7 +90,7 @@ class GradientExchange:
         return True
 
     def cancel(self) -> None:
-        """End the exchange that an update has begun, on all ranks: nobody steps."""
+        """End an exchange that has begun, on all ranks: none steps."""
         self._reducer = None
 
     def plan(self, params: ParameterSet) -> None:
@@ -115,7 +115,7 @@ class GradientExchange:
 
     def drop(self) -> None:
         """Drop pending gradients and plans, since the parameters have another state."""
-        self.failure()  # a failed exchange makes no difference any more
+        self.failure()  # an error of the exchange has no effect any more
         self.pending = None
         self._thread = None
 
@@ -150,8 +150,8 @@ class GradientExchange:
 def make_channel(communicator: CommunicatorBase, device: Any) -> CommunicatorBase:
     """Return a communicator of the same ranks, for gradients in chunks (collective).
 
-    A thread exchanges gradients on this channel, beside the training. Gradients on a
-    GPU, the ``device``, travel in chunks of the size that GPUs want.
+    A thread exchanges gradients on this channel during training. Gradients on a GPU, the
+    ``device``, travel in chunks of the default size.
     """
     channel = communicator.split(0, communicator.rank)
     settings = channel.get_config()  # a class of the user's own may have none

@@ -1,4 +1,4 @@
-"""Gradients that are kept outside of parameters, to be sent to other ranks or to be saved."""
+"""Gradients outside of parameters, to be sent to other ranks or to be saved."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class GradientSet:
     To a communicator the set looks like a model.
 
     A set belongs to parameter objects. If a model's parameters are replaced by other
-    objects, the set is of no use any more.
+    objects, the set can't be used any more.
 
     Attributes:
-        gradients: one for each parameter, in an order that is equal on all ranks.
-        scale: the loss scale that gradients are multiplied by; None for none.
+        gradients: one gradient for each parameter, in an order equal on all ranks.
+        scale: the loss scale by which gradients are multiplied, or None.
     """
 
     gradients: list[Gradient]
@@ -73,7 +73,7 @@ class GradientSet:
             each.param.cleargrad()
             if each.grad is None:
                 continue
-            # The attribute is one reference, and the function's argument another.
+            # One reference is the attribute, the second is the function's argument.
             is_shared = sys.getrefcount(each.grad) > 2
             if is_shared or not each.grad.flags.owndata:
                 each.grad = _copy_of(each.param, each.grad)
@@ -158,8 +158,8 @@ def rescale(params: ParameterSet, scale: float | None) -> None:
 def set_scale(params: Iterable[Any], scale: float | None) -> None:
     """Note the loss scale in each parameter that has a gradient, so that the step divides by it.
 
-    Chainer has noted nothing where backward reached a parameter on other ranks only. A
-    parameter without a gradient has no scale, as in one process.
+    Chainer notes nothing if backward reached a parameter on other ranks only. A parameter
+    without a gradient has no scale, as in one process.
     """
     for param in params:
         param._loss_scale = None if present_gradient(param) is None else scale

@@ -1,4 +1,4 @@
-"""The block of :func:`join`: what its ranks tell each other before each collective update."""
+"""The block of :func:`join`: its ranks exchange rows before each collective update."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ _OPERATION = "join"
 
 
 class _Row(NamedTuple):
-    """What a rank tells the others. Optimizers are counted from 0 in the arguments of join()."""
+    """The facts that a rank sends to all others, with the indices of join()'s optimizers."""
 
     has_left: bool = True  # it has no more examples
-    # The optimizer that it updates; if it has left, one that has yet to make a step of
-    # the updates that it has made.
+    # The optimizer that the rank updates; after the rank has left, an optimizer that has
+    # made updates without their step yet.
     optimizer: int | None = None
-    error: str | None = None  # the exception by which it leaves the block
+    error: str | None = None  # the exception by which the rank leaves the block
 
 
 class JoinBlock:
     """One rank's present block, with the optimizers that may be updated in it.
 
-    Every collective update in the block begins with an exchange of rows. So a rank that
-    has left learns which optimizer the others update next, and every rank learns when
-    another one leaves by an exception, instead of waiting for that rank.
+    Every collective update in the block begins with an exchange of rows. So a rank that has
+    left learns which optimizer is updated next, and every rank learns if another rank
+    leaves by an exception, instead of waiting for it.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class JoinBlock:
         self._end: str | None = None  # whose exception has ended the block for all
 
     def begin_update(self, optimizer: CollectiveUpdate) -> None:
-        """Tell the ranks that this one updates ``optimizer`` (collective).
+        """Tell the other ranks that this rank updates ``optimizer`` (collective).
 
         Raises:
             PeerError: an exception ended the block on another rank.
@@ -63,15 +63,15 @@ class JoinBlock:
             number = self._exchange(_Row(optimizer=min(unfinished, default=None)))
             if number is None:
                 return
-            # A rank whose update has failed may go on with its next one.
+            # A rank whose update has failed may go on with its next update.
             with suppress(PeerError):
                 self.optimizers[number].update_without_examples()
 
     def leave_by(self, error: Exception) -> None:
-        """Tell the ranks that this one leaves by an exception (collective).
+        """Tell the other ranks that this rank leaves by an exception (collective).
 
-        If the other ranks do something else at this moment, that call fails on all
-        ranks, and this rank tells them again.
+        If the other ranks are in another call at this moment, that call fails on all ranks,
+        and this rank tells them again.
         """
         text = describe(error, self._communicator.rank)
         while self._end is None:

@@ -47,8 +47,8 @@ class _MultiNodeOptimizer(AttributeProxy):
     ) -> None:
         """Step along the mean of all ranks' gradients (collective).
 
-        If :meth:`is_changed` on any rank, all get rank 0's parameters instead. What
-        ``lossfun`` raises on one rank is raised on all.
+        If :meth:`is_changed` is true on any rank, all get rank 0's parameters instead. If
+        ``lossfun`` raises on one rank, all ranks raise.
         """
         target = self.target
         communicator = require_communicator_or_none(

@@ -112,7 +112,7 @@ class MultiNodeOptimizer(AttributeProxy):
         twin = type(self).__new__(type(self))
         vars(twin).update(vars(self))
         twin._updates = copy(self._updates)
-        # Both have the same gradients left, of which this one warns.
+        # Both have the same gradients left, and only this optimizer warns of them.
         twin._updates.warn_of_leftovers.detach()
         return twin
 

@@ -1,9 +1,9 @@
-"""Gradients that travel while backward computes the others; no step is along old ones.
+"""Gradients that travel while backward computes more gradients; no step uses old gradients.
 
-Ranks plan after a synchronous update: the order in which rank 0's gradients became
-final is cut into buckets. From then on ranks agree before backward that all send. A
-thread sends each bucket as soon as its gradients are final, on a communicator of its
-own. Ranks agree after backward that none has failed.
+Ranks plan after a synchronous update: they cut the order in which rank 0's gradients
+became final into buckets. From then on ranks agree before backward that all send. A
+thread sends each bucket as soon as its gradients are final, on its own communicator.
+After backward, ranks agree that none has failed.
 """
 
 from __future__ import annotations
@@ -41,18 +41,19 @@ from .gradient_set import (
 from .parameter_set import ParameterSet
 
 # A bucket is large enough that its fixed costs don't count, and small enough that the
-# first one leaves early.
+# first bucket leaves early.
 BUCKET_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """What all ranks send in an update.
+    """The buckets that all ranks send in an update.
 
     Attributes:
-        facts: what the plan was made for; see ``_facts_of``.
-        order: the numbers of parameters in the set, as their gradients leave.
-        bounds: where buckets begin in that order, and where the last one ends.
+        facts: the facts for which the plan was made; see ``_facts_of``.
+        order: the indices of parameters in the set, in the order in which their
+            gradients leave.
+        bounds: the beginnings of buckets in this order, and the end of the last bucket.
         stream: the thread's stream.
     """
 
@@ -72,7 +73,7 @@ class _Sending:
         # In the order in which they leave.
         self.gradients = [Gradient(*named[number]) for number in plan.order]
         self._bounds = plan.bounds
-        # How many gradients, in order, come before the first one that is missing.
+        # The number of gradients, in order, before the first missing gradient.
         self._num_final = 0
         self.works: list[Work] = []  # of the buckets that were sent
         self._queue: SimpleQueue[Work] = SimpleQueue()
@@ -94,7 +95,7 @@ class _Sending:
                 self._send_next()
 
     def add_rest(self) -> None:
-        """Send the gradients that are left; RuntimeError if one that has left was replaced."""
+        """Send the remaining gradients; RuntimeError if a gradient was replaced after it left."""
         for own in self.gradients:
             grad = present_gradient(own.param)
             if own.grad is None:
@@ -107,7 +108,7 @@ class _Sending:
         self._send_rest()
 
     def end(self) -> None:
-        """Send zeros for the gradients that are left, since the other ranks wait for them."""
+        """Send zeros in place of the remaining gradients, since other ranks wait for them."""
         for own in self.gradients[self._bounds[len(self.works)] :]:
             own.grad = None
         self._send_rest()
@@ -129,9 +130,9 @@ class _Sending:
 class OverlappedExchange(GradientExchange):
     """Each update steps along the means of its own gradients, which leave during backward.
 
-    Until there is a plan, and where none can be made, gradients are sent after
-    backward. All ranks have the same plan. Once ranks have agreed to send, each sends
-    all its buckets; a rank that fails meanwhile sends zeros.
+    Without a plan, gradients are sent after backward. All ranks have the same plan. Once
+    ranks have agreed to send, each sends all its buckets; a rank that fails meanwhile
+    sends zeros.
     """
 
     def __init__(
@@ -272,10 +273,10 @@ def _bounds_of(arrays: list[Any]) -> list[int]:
 
 
 def _rounds_by_message(arrays: list[Any], communicator: CommunicatorBase) -> bool:
-    """Return whether the rounding of a number may depend on the others in its message.
+    """Return whether the rounding of a number may depend on other numbers in its message.
 
-    It may if numbers are sent in a narrower dtype, as a node's sum of 16-bit numbers
-    is. With ``reproducible`` numbers are rounded alike in any message.
+    It may if numbers are sent in a narrower dtype, such as a node's sum of 16-bit numbers.
+    With ``reproducible`` numbers are rounded alike in any message.
     """
     if communicator.get_config("reproducible"):
         return False

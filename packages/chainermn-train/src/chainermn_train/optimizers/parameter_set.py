@@ -11,13 +11,13 @@ from .divided_model import divisions_of
 class ParameterSet:
     """The parameters that a model had at one time, in the order of their names.
 
-    It is a model for a communicator.
+    To a communicator the set looks like a model.
 
     Attributes:
         target: the model.
         params: its parameters.
-        uninitialized: those of them that had no values at that time.
-        parts: those of which other ranks hold the rest, with their names.
+        uninitialized: the parameters that had no values at that time.
+        parts: names and parameters of which this rank holds only a part.
     """
 
     def __init__(self, target: Any) -> None:

@@ -68,7 +68,7 @@ class SharedState:
         self.forget()
 
     def forget(self) -> None:
-        """Record that this rank may have another state than the others."""
+        """Record that this rank's state may differ from the other ranks'."""
         self.params: ParameterSet | None = None
         self.has_failed = False
 
@@ -145,8 +145,8 @@ class SharedState:
     def compare(self, optimizer: Any, rows: Sequence[Row]) -> bool:
         """Compare all facts, and raise on all ranks the first one that differs (collective).
 
-        Where drift isn't an error, rank 0 warns of the difference instead. Return
-        whether there is one, so that all ranks must get rank 0's state.
+        If drift isn't an error, rank 0 warns of a difference instead. Return whether there
+        is a difference, so that all ranks must get rank 0's state.
         """
         communicator = self._communicator
         rank = communicator.rank

@@ -46,7 +46,7 @@ def backward(
 class _Tracker(chainer.FunctionHook):
     """Counts for each parameter the functions that use it and whose backward has not run."""
 
-    name = "ChainerMN's final gradients"  # no other hook may have the same
+    name = "ChainerMN's final gradients"  # no other hook may have this name
 
     def __init__(self, loss: Any, params: list[Any], on_final: OnFinal) -> None:
         self._params = params
@@ -73,7 +73,7 @@ class _Tracker(chainer.FunctionHook):
     def backward_postprocess(self, function: Any, _: Any, __: Any) -> None:
         self.deleted()
         used = self._used.get(id(function))
-        if not used:  # the function may belong to a backward within this one
+        if not used:  # the function may belong to an inner backward
             return
         table = sys._getframe(1).f_locals["grads"].grads
         for number, node in used.items():
@@ -85,7 +85,7 @@ class _Tracker(chainer.FunctionHook):
     def _weights_first(
         self, layer: Any, indexes: tuple[int, ...], grad_outputs: Any
     ) -> Any:
-        """Return a layer's gradients; those of weights leave while the data's is computed."""
+        """Return a layer's gradients; weights' gradients leave while the data's is computed."""
         compute = partial(type(layer).backward, layer)
         weights = indexes[1:]
         if indexes[0] != 0 or not weights:

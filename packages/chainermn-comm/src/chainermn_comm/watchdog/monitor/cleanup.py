@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from .. import processes
 
 FOLDER = "/dev/shm/"
-# How names of files begin that MPICH, Open MPI, UCX, NCCL and Python make for one job.
+# The beginnings of file names that MPICH, Open MPI, UCX, NCCL and Python use for one job.
 # Other files, such as data sets, belong to the user and are never removed.
 MADE_FOR_A_JOB = (
     "mpich_shm_",
@@ -23,7 +23,7 @@ MADE_FOR_A_JOB = (
 )
 # Time for ended processes to be gone: until then their files are in use.
 WAIT_SECONDS = 3.0
-# Between two scans, which read the maps of all ranks: it doubles from one to the next.
+# Seconds between two scans, which read the maps of all ranks; the time doubles each time.
 SCAN_SECONDS, LONGEST_SCAN_SECONDS = 0.5, 30.0
 
 

@@ -1,4 +1,4 @@
-"""The first machine as another one's monitor knows it: a connection to its monitor."""
+"""A monitor's connection to the monitor of the first machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RETRY_SECONDS = 5.0
 
 
 class FirstMachine:
-    """The first machine, to whose monitor this one connects once."""
+    """The first machine, to whose monitor this monitor connects once."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class FirstMachine:
         self._tried_at = now
         if self._link is not None:
             self._link.close()
-        # Another one next time: the address of a bridge may be this machine's.
+        # The next address next time: the address of a bridge may be this machine's own.
         endpoint = endpoints.pop(0)
         endpoints.append(endpoint)
         try:

@@ -1,7 +1,7 @@
 """A connection between the monitors of two machines: messages, which are lines of JSON.
 
-The kernel ends it when the other machine acknowledges nothing any more; a process that
-is stopped there does no harm. A link that breaks is not made again.
+The kernel ends the connection when the other machine stops acknowledging, but not when
+only a process is stopped there. A broken link is not made again.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Callable
 from selectors import EVENT_READ, BaseSelector
 from typing import Any
 
-# The most bytes of a line, which may have the stacks of a machine's ranks.
+# The maximum bytes of a line, which may have the stacks of a machine's ranks.
 LARGEST = 1 << 22
-# Time for the other side to take a message.
+# How long the other side may take to receive a message.
 SEND_SECONDS = 2.0
 # The longest silence that the kernel accepts, in seconds.
 LONGEST_SILENCE = 1e5
@@ -39,11 +39,11 @@ class Link:
         """Take over a socket.
 
         Args:
-            selector: tells when there is something to be read.
+            selector: tells when data have arrived.
             connected: the socket.
-            secret: what the first message has to bring.
-            silence: seconds after the last acknowledgement in which the link ends.
-            handle: is given each message.
+            secret: the secret that the first message must bring.
+            silence: seconds after the last acknowledgement at which the link ends.
+            handle: called with each message.
         """
         self.is_proven = False  # whether the secret has come
         self.is_open = True
@@ -73,13 +73,13 @@ class Link:
                 self.close(error)
 
     def close(self, error: Exception | None = None) -> None:
-        """Close the link, because of an error or as it is of no use."""
+        """Close the link, because of an error or because it isn't needed any more."""
         if self.is_open:
             self.is_open = False
             self._selector.unregister(self._socket)
             self._socket.close()
-        # A reset says that a process has gone; any other error, that a link or a
-        # machine has.
+        # A reset means that a process is gone; any other error, that a link or a machine
+        # is.
         if isinstance(error, OSError) and not isinstance(error, ConnectionError):
             self.cut_at = time.monotonic()
 
@@ -96,5 +96,5 @@ class Link:
                         raise ValueError("a greeting without the secret")
                     self.is_proven = True
                 self._handle(message)
-        except Exception as error:  # whatever a stranger sends
+        except Exception as error:  # a stranger may send anything
             self.close(error)

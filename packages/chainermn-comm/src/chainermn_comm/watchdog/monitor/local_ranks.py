@@ -24,7 +24,7 @@ from ..timeout import Timeout
 # Time for a rank to write its stacks. The report goes out without them if the rank is
 # in the kernel.
 STACKS_SECONDS = 1.5
-# Time for a rank to end the stacks that it has begun to write.
+# How long a rank may take to finish the stacks that it has begun to write.
 END_SECONDS = 0.2
 # The most bytes of a rank's stacks that are read.
 STACK_BYTES = 1 << 16
@@ -95,8 +95,8 @@ class MonitoredRank:
     def note_end(self) -> None:
         """Note that the kernel has closed the rank's files, which may mean that it has died.
 
-        The kernel does so before the process is gone. So the monitor hears of the first
-        rank that dies before the launcher does, which kills the others.
+        The kernel does so before the process is gone. So the monitor notices the first dead
+        rank before the launcher does, which kills the others.
         """
         now = time.monotonic()
         self.has_ended = processes.wait_until(
@@ -121,8 +121,8 @@ class LocalRanks:
     ) -> None:
         """Listen; ``handle`` is given messages with files, and returns an answer, if any."""
         self.ranks: list[MonitoredRank] = []
-        # As the ranks say: the launch, if it is one of `chainermn launch`; the time-out;
-        # which ranks make the first communicator, on this machine or another.
+        # Facts from the ranks: the launch, if `chainermn launch` started it; the time-out; the
+        # ranks that make the first communicator, on any machine.
         self.launch: str | None = None
         self.timeout = Timeout(0.0)
         self.members: set[int] = set()

@@ -1,4 +1,4 @@
-"""What a monitor does: looks at its machine's ranks again and again, and may end them.
+"""The loop of a monitor, which reads its machine's ranks again and again, and may end them.
 
 The first machine's monitor judges for all machines (`judge`). The monitor of another
 machine pushes its ranks' records to the first one's once a call waits or a rank has
@@ -35,7 +35,7 @@ from .printing import print_for
 TICK_SECONDS = 0.5
 # Time for the first rank, which has just started this process, to introduce itself.
 COME_SECONDS = 30.0
-# Time for monitors of other machines to push records that are asked for, stacks too.
+# How long monitors of other machines may take to push records, with stacks if asked.
 PUSH_SECONDS = 2.5
 # Between two pushes of a machine on which a call waits.
 REPEAT_SECONDS = 1.0
@@ -59,7 +59,7 @@ class Monitor:
         self.selector = selectors.DefaultSelector()
         self.local = LocalRanks(listener, self.selector, self.handle_local)
         self.files = SharedFiles()
-        # Of several machines, the first one has others, and each other one has a first.
+        # The first of several machines has `others`; each other machine has a `first`.
         self.other_machines = OtherMachines(self.selector)
         self.first_machine: FirstMachine | None = None
         self.judge = Judge(self)
@@ -95,7 +95,7 @@ class Monitor:
         return any(rank.state != GONE for rank in ranks)
 
     def handle_messages(self, seconds: float) -> None:
-        """Handle messages of ranks and monitors; wait no longer for one."""
+        """Handle messages of ranks and monitors; wait for the first at most this long."""
         for key, _ in self.selector.select(seconds):
             key.data()
 
@@ -206,7 +206,7 @@ class Monitor:
         return event_line(launch, self.local.ranks[0].world, kind, **fields)
 
     def print(self, text: str, event: bytes = b"", first: Sequence[int] = ()) -> None:
-        """Print where these processes do, or else a rank or a launcher."""
+        """Print on the standard error of these processes, or of a rank or a launcher."""
         ranks = [rank.pid for rank in self.local.ranks]
         launchers = [rank.launcher for rank in self.local.ranks]
         print_for([*first, *ranks, *launchers], text, event)

@@ -18,7 +18,7 @@ class Machine:
     """A machine whose monitor has connected, or a stranger, and the ranks that it has pushed."""
 
     def __init__(self, connected: socket.socket, others: OtherMachines) -> None:
-        """Take a connection; once it has brought the secret, add it to the other machines."""
+        """Accept a connection; add it to the other machines once it has brought the secret."""
         self._others = others
         self.link = Link(
             others.selector,
@@ -73,7 +73,7 @@ class OtherMachines:
         return [machine for machine in self.machines if machine.ranks]
 
     def ranks(self) -> list[Rank]:
-        """Return ranks as they were pushed last; where a link is lost, only those that failed."""
+        """Return ranks as last pushed; of a machine whose link is lost only the failed ranks."""
         return [
             rank
             for machine in self.machines

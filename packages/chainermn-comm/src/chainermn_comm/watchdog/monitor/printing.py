@@ -15,7 +15,7 @@ PRINT_SECONDS = 4.0
 
 
 def print_for(pids: Sequence[int], text: str, event: bytes = b"") -> None:
-    """Print on the standard error of the first of these processes where that can be done.
+    """Print on the standard error of the first of these processes that has a usable one.
 
     The event is written in one piece.
     """
@@ -24,7 +24,7 @@ def print_for(pids: Sequence[int], text: str, event: bytes = b"") -> None:
         # A pipe that nobody reads can't be opened, instead of being waited for.
         how = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK
         for pid in pids:
-            with contextlib.suppress(OSError):  # such as where it is a socket
+            with contextlib.suppress(OSError):  # such as if it is a socket
                 file = os.open(f"/proc/{pid}/fd/2", how)
                 os.set_blocking(file, True)
                 # Closed at once: the launcher waits until no process holds its pipe.
@@ -42,8 +42,8 @@ def print_for(pids: Sequence[int], text: str, event: bytes = b"") -> None:
 def launchers_of(rank: MonitoredRank) -> list[int]:
     """Return the parent of a rank's launcher, and the launcher.
 
-    One whose standard error is a file comes last, as mpiexec would write over our text
-    there.
+    A process whose standard error is a file comes last, because mpiexec would overwrite
+    our text there.
     """
     pids = [processes.stat(rank.launcher).parent, rank.launcher]
     return sorted(pids, key=lambda pid: os.path.isfile(f"/proc/{pid}/fd/2"))

@@ -27,8 +27,8 @@ from .. import processes
 from ..timeout import Timeout
 from . import recorder
 
-# The parent package imports NumPy, which the monitor has no need of; so it gets a bare
-# one.
+# The parent package imports NumPy, which the monitor doesn't need, so the monitor gets an
+# empty parent package.
 PROGRAM = """
 import os, sys, types
 sys.path.append(os.path.dirname(sys.argv[1]))
@@ -50,7 +50,7 @@ _monitor: socket.socket | None = None
 
 
 def is_connected() -> bool:
-    """Return whether this rank has told a monitor that it has come."""
+    """Return whether this rank is connected to a monitor."""
     return _monitor is not None
 
 
@@ -84,9 +84,9 @@ def tell_monitor(message: dict[str, Any], *files: int) -> None:
 
 
 def job_name() -> str:
-    """Return a name that the job's ranks on this machine share, and no other processes do.
+    """Return a name that only the job's ranks on this machine share.
 
-    It begins with the number of the process that launched them.
+    The name begins with the number of the process that launched them.
     """
     launcher = os.getppid()
     variable = next((rank for rank, _ in RANK_VARIABLES if rank in os.environ), None)
@@ -149,7 +149,7 @@ def _start_monitor(name: str) -> None:
                 env={"LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", "")},
                 timeout=START_SECONDS,
             )
-        except subprocess.TimeoutExpired:  # whose words would have the whole program
+        except subprocess.TimeoutExpired:  # its message would have the whole program
             raise TimeoutError("their monitor doesn't start") from None
         if status:
             raise OSError(f"their monitor ended with status {status}")

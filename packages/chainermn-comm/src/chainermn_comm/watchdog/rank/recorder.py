@@ -56,7 +56,7 @@ class CallRecorder(CallObserver):
         self.attach(bytearray(layout.SLOT_BYTES), 0)
 
     def attach(self, memory: Any, slot: int) -> None:
-        """Record in the slot that begins there; 0 isn't one of the region's."""
+        """Record in the slot that begins at ``slot``; 0 stands for memory outside the region."""
         self._memory = memory
         self._slot = slot
         start = slot + layout.IDENTITY.size
@@ -92,20 +92,20 @@ def mark_finalizing() -> None:
         allocate(layout.WORLD, 0, 1).collective(layout.FINALIZE, 0)
 
 
-# mpi4py calls MPI_Finalize after all exit functions. Since they are called in reverse
-# order, this one is registered as early as can be: exit functions that take long are
-# no wait in MPI_Finalize.
+# mpi4py calls MPI_Finalize after all exit functions, which run in reverse order. So this
+# function is registered as early as possible: a slow exit function is no wait in
+# MPI_Finalize.
 atexit.register(mark_finalizing)
 
 
 @dataclass
 class StatusRegion:
-    """The memory that the monitor reads of this process."""
+    """The memory of this process that the monitor reads."""
 
     memory: mmap.mmap  # see `status_region`
     file: int  # descriptor of the memory
     stacks: int  # descriptor of the file where stacks are written
-    free_slots: list[int]  # where they begin, the last ones first
+    free_slots: list[int]  # where free slots begin, the last slot first
 
 
 _region: StatusRegion | None = None
@@ -113,7 +113,7 @@ _records: WeakSet[CallRecorder] = WeakSet()
 
 
 def region() -> StatusRegion:
-    """Return this process's status region, made at the first call; OSError where none can be."""
+    """Return this process's status region, made at the first call; OSError if that fails."""
     global _region
     if _region is None:
         file = _anonymous_file("chainermn-calls")

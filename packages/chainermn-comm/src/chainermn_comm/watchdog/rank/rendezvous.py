@@ -1,7 +1,7 @@
-"""Has ranks watched: before they have met, and the calls on each communicator afterwards.
+"""Lets monitors watch ranks before they have met, and calls on each communicator afterwards.
 
-Once ranks of several machines have met, each tells its monitor where that of the first
-machine listens.
+Once ranks of several machines have met, each tells its monitor the address of the first
+machine's monitor.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _num_registered = 0
 def watch_meeting(
     operation: str, members: Sequence[int], timeout: Timeout
 ) -> Iterator[None]:
-    """Record the call in which ranks meet, and have it watched although they don't know each other.
+    """Record the call in which ranks meet, and let it be watched before they know each other.
 
-    ``members`` are all that must come, by their numbers in MPI.COMM_WORLD, this rank
+    ``members`` are the numbers in MPI.COMM_WORLD of all ranks that must come, this rank
     first.
     """
     if len(members) > 1 and not connection.is_connected():
@@ -70,11 +70,11 @@ def register(comm: MPI.Intracomm, world: int) -> CallRecorder | None:
 
     _num_registered += 1
     machine = zlib.crc32(f"{os.uname().nodename} {job_name()}".encode())
-    # A number of this process, and of the one with the greatest number in
-    # MPI.COMM_WORLD also the communicator's, which no other one has.
+    # Each process draws a number. The number of the process with the largest rank in
+    # MPI.COMM_WORLD becomes the communicator's, which is unique.
     communicator = world * MOST_REGISTERED + _num_registered
-    # The greatest of `-machine` is the least number of a machine, negated: if it is the
-    # greatest number, too, all ranks are on one machine.
+    # The maximum of `-machine` is the negated minimum of the machines' numbers. If minimum
+    # and maximum are equal, all ranks are on one machine.
     common = array("q", [communicator, _first_machine is None, machine, -machine])
     comm.Allreduce(MPI.IN_PLACE, common, MPI.MAX)
     communicator, is_any_new, greatest, least_negated = common
@@ -86,7 +86,7 @@ def register(comm: MPI.Intracomm, world: int) -> CallRecorder | None:
 
 
 def _warn(problem: object) -> None:
-    # As an error it would leave the other ranks waiting.
+    # An error would leave the other ranks waiting.
     with contextlib.suppress(RuntimeWarning):
         warnings.warn(
             f"calls that wait too long won't be reported: {problem}",
@@ -96,7 +96,7 @@ def _warn(problem: object) -> None:
 
 
 def _introduce_first_machine(comm: MPI.Intracomm, machine: int) -> None:
-    """Have the monitors of all machines connect to that of rank 0's machine (collective)."""
+    """Let all machines' monitors connect to the monitor of rank 0's machine (collective)."""
     global _first_machine
     listener = None
     if comm.rank == 0 and _first_machine is None:
