@@ -128,13 +128,14 @@ def test_without_a_file_the_environment_is_that_of_this_machine(result, tmp_path
             "log", DEEP, "or only a part of it: its JSON is damaged", id="deep"
         ),
         ("log", "5", "log is not a log of LogReport"),
-        ("env.json", "[]", "is not what `chainermn env --json` prints"),
+        ("env.json", "{", "is not what `chainermn env --json` prints"),
         ("trace/x.rank0.json", "[", "doesn't begin as a trace does"),
     ],
 )
-def test_what_cannot_be_read_is_named(result, name, content, why):
+def test_what_cannot_be_read_is_named_beside_the_rest(result, name, content, why):
     (result / name).write_text(content)
-    assert why in refused(result)
+    assert why in Page(reported(result).read_text()).text
+    assert why in refused(result / name)
 
 
 def test_wrong_arguments_are_named(result, tmp_path):

@@ -32,10 +32,9 @@ def report(results: tuple[str, ...], output: str) -> None:
         mpiexec -genv CHAINERMN_TRACE result/trace -n 4 python train.py
         chainermn report result
 
-    The page needs no network, and says what is missing.
+    The page needs no network, and says what is missing or damaged.
 
-    Exit status: 0, or 2 when there is nothing to show, or a file can't be read or
-    written.
+    Exit status: 0, or 2 when there is nothing to show, or the page can't be written.
     """
     from chainermn_tools import report as reports
 

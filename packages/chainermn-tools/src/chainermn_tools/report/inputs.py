@@ -42,33 +42,45 @@ class Inputs:
 def find(paths: Sequence[Path]) -> Inputs:
     """Read what files hold, and what folders do; a trace may be one folder deeper.
 
-    Raise NoReport without a log and a trace, for two of a kind, and for one that can't
-    be read.
+    Notes name what is missing or can't be read. Raise NoReport if that leaves neither a
+    log nor a trace, and for two of a kind.
     """
     places = _places(paths)
     found = Inputs()
-    for kind in (LOG, TRACE):
-        if kind not in places:
+    for kind, take in TAKERS.items():
+        if kind in places:
+            try:
+                take(found, places[kind])
+            except (NoReport, trace.NoTrace) as error:
+                found.notes.append(str(error))
+        elif kind != ENVIRONMENT:  # there is this machine's
             found.notes.append(f"not found: {FOUND[kind]}")
-    if LOG not in places and TRACE not in places:
+    if found.log is None and found.summary is None:
         where = ", ".join(map(str, paths))
         raise NoReport(f"in {where}: {'; '.join(found.notes)}")
-    if LOG in places:
-        found.log = _read(places[LOG], LOG, list)
-        if not all(isinstance(entry, dict) for entry in found.log or [None]):
-            raise NoReport(f"{places[LOG]} is not {FOUND[LOG]}")
-    if ENVIRONMENT in places:
-        found.environment = _read(places[ENVIRONMENT], ENVIRONMENT, dict)
-        found.environment_of = str(places[ENVIRONMENT])
-    if TRACE in places:
-        try:
-            run = trace.read(places[TRACE])
-        except trace.NoTrace as error:
-            raise NoReport(str(error)) from None
-        uncertainty = trace.align(run)
-        found.summary = trace.summarize(run, *trace.match(run), uncertainty)
-        found.timeline = trace.time_lines(run, found.summary)
     return found
+
+
+def _take_log(found: Inputs, path: Path) -> None:
+    log = _read(path, LOG, list)
+    if not all(isinstance(entry, dict) for entry in log or [None]):
+        raise NoReport(f"{path} is not {FOUND[LOG]}")
+    found.log = log
+
+
+def _take_environment(found: Inputs, path: Path) -> None:
+    found.environment = _read(path, ENVIRONMENT, dict)
+    found.environment_of = str(path)
+
+
+def _take_trace(found: Inputs, path: Path) -> None:
+    run = trace.read(path)
+    uncertainty = trace.align(run)
+    found.summary = trace.summarize(run, *trace.match(run), uncertainty)
+    found.timeline = trace.time_lines(run, found.summary)
+
+
+TAKERS = {LOG: _take_log, ENVIRONMENT: _take_environment, TRACE: _take_trace}
 
 
 def _places(paths: Sequence[Path]) -> dict[str, Path]:
