@@ -101,10 +101,9 @@ def test_a_log_gives_this_verdict_and_these_known_errors(kind):
     ("log", "status", "said"),
     [
         ("Host key verification failed.\n", 0, "ssh_host_key: Host key"),
-        (HEALTHY, 1, "No known error found; the log has no traceback."),
+        (HEALTHY, 1, "No known error found; the log has no whole traceback."),
         ("", 1, "The log is empty. "),
         (LOGS["caught"]["log"], 1, "after which the log goes on: OSError: retried"),
-        (f"1 | {LOGS['caught']['log'][:40]}", 1, "read the log's last traceback."),
         ("\0", 1, "this is no plain text."),
         (LOGS["syntax_error"]["log"], 0, "code in it is a.py:1."),
         (LOGS["abort_alone"]["log"], 0, "Read the first traceback."),
@@ -141,6 +140,7 @@ def test_json_has_the_verdict_and_the_known_errors():
     log = LOGS["cause_beside_a_verdict"]["log"]
     found = json.loads(commands.invoke("explain", "--json", stdin=log).output)
     *trace, _, limit = log.splitlines()
+    assert found["note"] is None
     assert found["verdict"] == {
         "line": 4,
         "how": "ValueError: real",
@@ -160,6 +160,12 @@ def test_json_has_the_verdict_and_the_known_errors():
         "times": 1,
         "text": limit,
     }
+
+
+def test_json_says_why_nothing_is_known():
+    found = json.loads(commands.invoke("explain", "--json").output)
+    assert found == {"verdict": None, "known": [], "note": found["note"]}
+    assert found["note"].startswith("The log is empty. ")
 
 
 def on_terminal(width: int, **how: Any) -> list[str]:

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import BinaryIO, NamedTuple
 
 from chainermn_tools.explain.error_rules import ErrorRule, Kind, load_rules
-from chainermn_tools.explain.failed_rank import TRACEBACK, Verdict, VerdictFinder
+from chainermn_tools.explain.failed_rank import Verdict, VerdictFinder
 from chainermn_tools.formatting import printable
 
 # A longer "line", of binary data, is read in pieces of this length, so that no pattern
@@ -24,10 +24,7 @@ SHOWN_CHARACTERS = 300
 SHOWN_BEFORE = 100
 COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 EMPTY = "The log is empty. Redirect both streams: `mpiexec ... > job.log 2>&1`."
-NO_TRACEBACK = "No known error found; the log has no traceback."
-SOME_TRACEBACK = (
-    "No known error found. If the job failed, read the log's last traceback."
-)
+NO_TRACEBACK = "No known error found; the log has no whole traceback."
 LAST_TRACEBACK = "The last traceback, after which the log goes on: "
 NO_TEXT = "No known error found; this is no plain text."
 # Bytes that no text has, and those that couldn't be decoded.
@@ -87,9 +84,7 @@ def search(log: BinaryIO, rules: Sequence[ErrorRule] | None = None) -> Findings:
     lines = _lines(log)
     while some := list(islice(lines, LINES_TOGETHER)):
         together = "\n".join(line.text for line in some)
-        if TRACEBACK in together:
-            nothing = SOME_TRACEBACK
-        elif nothing != SOME_TRACEBACK and BINARY.search(together):
+        if BINARY.search(together):
             nothing = NO_TEXT
         elif nothing == EMPTY:
             nothing = NO_TRACEBACK
@@ -162,12 +157,7 @@ def _is_echo(rule: ErrorRule, verdict: Verdict | None) -> bool:
 def _shown(text: str, start: int) -> str:
     """Return the line, printable and no longer than is good to read, with what is at ``start``."""
     text = printable(text).strip()
-    if len(text) <= SHOWN_CHARACTERS:
-        return text
-    begin = max(0, start - SHOWN_BEFORE)
-    shown = text[begin : begin + SHOWN_CHARACTERS]
-    if begin > 0:
-        shown = f"...{shown}"
-    if begin + SHOWN_CHARACTERS < len(text):
-        shown = f"{shown}..."
-    return shown
+    if len(text) > SHOWN_CHARACTERS:
+        begin = max(0, start - SHOWN_BEFORE)
+        text = f"...{text[begin : begin + SHOWN_CHARACTERS]}..."
+    return text

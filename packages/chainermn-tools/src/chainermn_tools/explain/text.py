@@ -27,7 +27,18 @@ def as_dict(findings: Findings) -> dict[str, Any]:
         verdict = asdict(findings.verdict)
         verdict["next_step"] = findings.verdict.next_step.removeprefix(LABEL)
     known = [_match_as_dict(match) for match in findings.matches]
-    return {"verdict": verdict, "known": known}
+    return {"verdict": verdict, "known": known, "note": _note(findings)}
+
+
+def _note(findings: Findings) -> str | None:
+    """Return what to say if nothing tells why the job failed."""
+    if findings.verdict:
+        return None
+    if not findings.matches:
+        return findings.nothing
+    if findings.matches[0].rule.kind is Kind.SECONDARY:
+        return SECONDARY_ONLY
+    return None
 
 
 def _match_as_dict(match: Match) -> dict[str, Any]:
@@ -52,10 +63,8 @@ def render(findings: Findings, console: Console) -> None:
         _render_match(match, console)
     if findings.verdict:
         _render_verdict(findings.verdict, console)
-    elif not findings.matches:
-        print_text(findings.nothing, console)
-    elif findings.matches[0].rule.kind is Kind.SECONDARY:
-        print_text(SECONDARY_ONLY, console, "bold")
+    elif note := _note(findings):
+        print_text(note, console, "bold")
 
 
 def _render_verdict(verdict: Verdict, console: Console) -> None:
