@@ -143,8 +143,10 @@ def test_a_run_without_calls_or_of_one_rank_is_shown(tmp_path):
     made = Made(tmp_path, 0, 1)
     made.write()
     assert "0 calls" in said(tmp_path)
-    made.communicator("0.1", [0]).call("bcast", 0, 5, sequence=1).write()
+    made.communicator("0.1", [0]).call("bcast_obj", 0, 5, sequence=1, bytes=9).write()
     assert "No rank was waited for in the calls that ended." in said(tmp_path)
+    (row,) = json.loads(said(tmp_path, "--json"))["operations"]
+    assert (row["bytes"], row["gb_per_second"]) == (9, None)
 
 
 @pytest.mark.parametrize(("lines", "status"), [(None, 0), (["["], 2)])

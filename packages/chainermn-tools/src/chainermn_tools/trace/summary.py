@@ -59,7 +59,7 @@ class OperationRow(NamedTuple):
     longest_seconds: float
     waiting_seconds: float  # for other ranks; part of the total
     bytes: int | None  # None where nothing is known
-    gb_per_second: float | None  # of the time in which the calls didn't wait
+    gb_per_second: float | None  # of the time without waiting; None of objects
     raised: int  # calls that ended by an exception
 
 
@@ -75,11 +75,13 @@ def by_operation(run: Run) -> list[OperationRow]:
         # The sum of millions of calls' bytes may be beyond an integer of 64 bits.
         nbytes = sum(calls["nbytes"].tolist()) or None
         rate = None
-        if nbytes and moving > 0:
+        operation = run.names[number]
+        # An object's bytes are few, and it is pickled in that time.
+        if nbytes and moving > 0 and not operation.endswith("_obj"):
             rate = nbytes / moving / 1e9
         has_raised = calls["error"] != NONE
         row = OperationRow(
-            operation=run.names[number],
+            operation=operation,
             calls=len(calls),
             total_seconds=total,
             median_seconds=float(np.median(times)) / 1e6,
