@@ -27,7 +27,7 @@ def test_a_monitor_that_gave_up_waiting_is_asked_again_once():
         server.listen()
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        job = LiveJob(1, "train.py", [f"test {os.getpid()}"], set())
+        job = LiveJob(1, "train.py", "", [f"test {os.getpid()}"], set())
         assert list(ask(job, "calls").unreachable) == ["beta"]
         with pytest.raises(click.ClickException, match="job 1 has ended"):
             ask(job, "calls")

@@ -137,7 +137,7 @@ def test_readings_are_apart_by_what_they_cost_and_a_summary_comes_every_two_seco
     clock = Clock(cost)
     monkeypatch.setattr(window, "time", clock)
     monkeypatch.setattr(window, "ask", clock.ask)
-    made = window.summaries(window.LiveJob(7, "python train.py", [8], {7}), "rank")
+    made = window.summaries(window.LiveJob(7, "python train.py", "", [8], {7}), "rank")
     for _ in range(2):
         found = next(made)
         assert (found["job"], found["command"]) == (7, "python train.py")

@@ -135,5 +135,5 @@ def test_several_jobs_are_listed():
     assert "2 jobs of yours run here; give the number of one" in done.stderr
     assert "no job of process 1 is seen here; give the number of one" in other.stderr
     for number in (first, second):
-        assert f"  {number}  " in done.stderr
+        assert f"  {number}  since " in done.stderr
         assert f"  {number}  " in other.stderr

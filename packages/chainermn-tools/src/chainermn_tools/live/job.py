@@ -6,6 +6,7 @@ import json
 import os
 import socket
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ class LiveJob(NamedTuple):
 
     number: int  # the PID of its launcher here, or else of a rank
     command: str  # of a rank
+    began: str  # when and where
     monitors: list[str]  # the names of their sockets
     pids: set[int]  # of its ranks here, and of all processes above them but the first
 
@@ -54,7 +56,8 @@ def choose(number: int | None) -> LiveJob:
     if not chosen:
         what = f"no job of process {number} is seen here"
     listed = "".join(
-        f"\n  {job.number}  {job.command}" for job in chosen or jobs.values()
+        f"\n  {job.number}  {job.began}: {job.command}"
+        for job in chosen or jobs.values()
     )
     raise click.UsageError(f"{what}; give the number of one of these:{listed}")
 
@@ -71,7 +74,9 @@ def _add_job(jobs: dict[int, LiveJob], name: str) -> None:
             pid = each.pid
             break
     command = " ".join(ranks[0].cmdline())
-    job = jobs.setdefault(pid, LiveJob(pid, command, [], set()))
+    since = datetime.fromtimestamp(ranks[0].create_time())
+    began = f"since {since:%Y-%m-%d %H:%M:%S} in {ranks[0].cwd()}"
+    job = jobs.setdefault(pid, LiveJob(pid, command, began, [], set()))
     job.monitors.append(name)
     job.pids.update({each.pid for each in (*ranks, *above)} - {1})
 
