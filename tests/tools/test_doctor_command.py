@@ -151,11 +151,6 @@ def test_wrong_command_lines_are_refused(machine, arguments, said):
     assert said in done.output
 
 
-def test_it_refuses_to_run_as_a_rank(machine):
-    machine.plant(PMI_RANK="0")
-    assert "without mpiexec" in machine.command().output
-
-
 def test_the_hosts_of_a_file_are_reported_with_what_was_asked_for(machine, tmp_path):
     hostfile = tmp_path / "hosts"
     hostfile.write_text("a:2\nb slots=3\n")

@@ -122,3 +122,12 @@ def test_names_and_addresses_of_this_machine_are_known(tmp_path, monkeypatch):
         monkeypatch.setenv("PATH", slow)
         monkeypatch.setattr(jobs.hosts, "LOOKUP_SECONDS", 0.1)
         assert not jobs.is_here("slow.example.org")
+
+
+def test_a_job_ends_though_a_rank_has_left_a_process(tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs.job, "FINISHED_SECONDS", 1.0)
+    script = tmp_path / "script.py"
+    script.write_text(f"import subprocess; subprocess.Popen(['sleep', '{LONG}'])")
+    path = commands.environment()["PATH"]
+    done = commands.invoke("launch", "-n", 2, script, PATH=path)
+    assert done.exit_code == 0, done.output

@@ -38,7 +38,6 @@ def test_other_schedulers_name_a_hostfile(tmp_path):
     "variables",
     [
         {"SLURM_JOB_NODELIST": "n[1-"},
-        SLURM | {"SLURM_NTASKS": "10", "SLURM_TASKS_PER_NODE": "4(x2)"},
         SLURM | {"SLURM_NTASKS": "10", "SLURM_TASKS_PER_NODE": "4(x2),"},
         {"PBS_NODEFILE": "/no such file"},
     ],

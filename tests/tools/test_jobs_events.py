@@ -55,14 +55,6 @@ def test_the_tag_of_an_event_goes_with_it(tag):
     assert taken(tag, EVENT + tag, b"after\n") == (tag + b"after\n", [SENT])
 
 
-def test_an_event_in_the_middle_of_a_line_is_taken_out():
-    line = event_line(JOB, 3, "e", text="x" * 3900)
-    pieces = [b"[0] 50% \x1e", line[:100], line[100:3900], line[3900:] + b"done\n"]
-    shown, sent = taken(*pieces)
-    assert shown == b"[0] 50% \x1edone\n"
-    assert len(sent) == 1
-
-
 @pytest.mark.parametrize("piece", [b"[", b"[1,", b"\x1e"])
 def test_output_that_looks_like_tags_or_marks_takes_no_longer(piece):
     """Quadratic time would be minutes."""

@@ -512,7 +512,10 @@ def test_what_cannot_be_started_is_a_usage_error(tmp_path, arguments, text):
     assert text in " ".join(done.output.split())
 
 
-def test_a_rank_starts_no_job(tmp_path):
-    done = commands.invoke("launch", "-n", 2, script(tmp_path, ""), PMI_RANK="0")
-    assert done.exit_code == 2
-    assert "run it without mpiexec" in " ".join(done.output.split())
+def test_a_rank_starts_no_job_but_a_shell_of_srun_does(tmp_path):
+    alone = {"PMI_RANK": "0", "PMI_SIZE": "1"}
+    for words in (["doctor"], ["launch", "-n", 2, script(tmp_path, "")]):
+        done = commands.invoke(*words, **alone)
+        assert done.exit_code == 2
+        assert "run it without mpiexec" in " ".join(done.output.split())
+    assert planned(tmp_path, "-n", 1, SLURM_PTY_PORT="1", **alone)

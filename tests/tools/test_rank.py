@@ -33,6 +33,12 @@ def test_an_error_without_a_text_is_still_described():
     )
 
 
+@pytest.mark.parametrize("name", ["no.such", "email", ".foo"])
+def test_a_module_that_cannot_be_run_is_named_in_a_line(name):
+    with pytest.raises(SystemExit, match=f"there is no module {name}"):
+        rank._check_module(name)
+
+
 def test_a_rank_that_cannot_write_its_log_says_so_in_a_line():
     with pytest.raises(SystemExit, match=r"/proc/x/rank-0\.log can't be written: No "):
         rank._log_to("/proc/x")

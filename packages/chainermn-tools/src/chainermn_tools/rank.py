@@ -43,7 +43,7 @@ def main() -> None:
     is_module = words[0] == "-m"
     script, *arguments = words[is_module:]
     sys.argv[:] = [script, *arguments]
-    if not is_module and not getattr(sys.flags, "safe_path", False):
+    if not is_module and not sys.flags.safe_path:
         sys.path[0] = os.path.dirname(os.path.realpath(script))
     for stream in (sys.stdout, sys.stderr):
         # Somebody put another one there.
@@ -89,7 +89,13 @@ def main() -> None:
 def _check_module(name: str) -> None:
     """Leave with a sentence if there is no such module; runpy would show its own lines."""
     try:
-        if util.find_spec(name) is not None:
+        spec = None
+        if not name.startswith("."):
+            spec = util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            name = f"{name}.__main__"
+            spec = util.find_spec(name)
+        if spec is not None:
             return
     except ModuleNotFoundError as error:
         if not f"{name}.".startswith(f"{error.name}."):  # a package of it needs another

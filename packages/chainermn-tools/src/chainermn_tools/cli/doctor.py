@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 
 import click
 
@@ -75,16 +76,16 @@ def doctor(
     for a wrong command line, 128 + n if this program was ended by signal n.
     """
     deadline = time.monotonic() + timeout - OWN_SECONDS
-    if jobs.rank_from_env() is not None:
-        raise click.UsageError("the doctor starts ranks itself; run it without mpiexec")
+    options.refuse_in_a_rank()
     if as_json and as_report:
         raise click.UsageError("--json and --report exclude each other")
     try:
         hosts = options.named_hosts(host_list, hostfile)
-        if not hosts:
-            _, hosts = jobs.find_allocation(os.environ) or ("", ())
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+    if not hosts:
+        with suppress(ValueError):  # a check names it
+            _, hosts = jobs.find_allocation(os.environ) or ("", ())
     if script is not None:
         script = os.path.abspath(script)
         if not hosts:

@@ -125,7 +125,8 @@ def launch(
     CHAINERMN_TIMEOUT=600 is for a job that hangs: if a call waits for 600 seconds, every
     rank's stack is shown, and the job ends.
 
-    It prints the command line that it runs. What follows the script goes to the script.
+    It prints the command line that it runs, and refuses to start a job within a rank of
+    another one. What follows the script goes to the script.
 
     In a job of Slurm, PBS or LSF, the job's hosts are used unless you name others.
     Without -n there are as many ranks as the job has tasks, or one a node. The mpiexec
@@ -158,13 +159,8 @@ def launch(
     words = [script, *arguments]
     if is_module:
         words.insert(0, "-m")
+    options.refuse_in_a_rank()
     try:
-        _, size = jobs.rank_from_env() or (0, 1)
-        if size != 1:
-            raise ValueError(
-                "this is a rank of a job: launch starts the ranks by itself, so run it "
-                "without mpiexec or srun"
-            )
         named = options.named_hosts(host_list, hostfile)
         if min_ranks is not None and not (named and how["max_restarts"]):
             raise ValueError(

@@ -1,13 +1,28 @@
-"""What several subcommands ask of their options: hosts, and files to write."""
+"""What several subcommands ask: whether this is a rank, hosts, and files to write."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import click
 
 from chainermn_tools import jobs
+
+
+def refuse_in_a_rank() -> None:
+    """Raise UsageError if this process is a rank of a job.
+
+    A shell of `srun --pty` has the variables of a rank that is alone, and is none.
+    """
+    place = jobs.rank_from_env()
+    if place is None or (place[1] == 1 and "SLURM_PTY_PORT" in os.environ):
+        return
+    raise click.UsageError(
+        "this is a rank of a job; the command starts ranks itself, so run it without "
+        "mpiexec or srun"
+    )
 
 
 def named_hosts(host_list: str | None, hostfile: str | None) -> tuple[jobs.Host, ...]:

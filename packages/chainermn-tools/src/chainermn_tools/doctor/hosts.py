@@ -9,7 +9,7 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from chainermn_tools import jobs
@@ -24,7 +24,7 @@ from chainermn_tools.doctor.check import (
     warning,
 )
 from chainermn_tools.doctor.hints import REPORT_IT, most_telling_line
-from chainermn_tools.doctor.logins import NOT_FOUND, THIS_MACHINE, Login, ask_all
+from chainermn_tools.doctor.logins import THIS_MACHINE, Login, ask_all
 from chainermn_tools.doctor.machine import MIB, check_size
 from chainermn_tools.doctor.rank_program import END, FACTS, MESSAGES, START, on_gpus
 from chainermn_tools.doctor.ranks import (
@@ -35,6 +35,7 @@ from chainermn_tools.doctor.ranks import (
 )
 from chainermn_tools.doctor.software import mpi_vendor
 from chainermn_tools.environment import OUR_PACKAGES
+from chainermn_tools.explain import root_cause
 from chainermn_tools.formatting import format_count, join_first
 
 MAX_NAMED = 5
@@ -44,7 +45,7 @@ MAX_RANKS_PER_HOST = 2
 SRUN_SHARE = 0.3
 JOB_SHARE = 0.6
 ALONE_SHARE = 0.9
-# Hosts that are tried alone, one after another.
+# Hosts that are tried alone, at the same time.
 MAX_ALONE = 8
 # The communicator that refuses more than one host.
 SINGLE_HOST = "single_node"
@@ -109,11 +110,7 @@ def ssh(context: Context) -> CheckResult:
     success = "no host needs a login"
     if remote:
         success = f"{format_count(len(remote), 'host')} answered"
-    found = evaluate(problems, success)
-    for host in problems:
-        if said := logins[host].said:
-            return replace(found, message=f"{found.message} ({host}: {said})")
-    return found
+    return evaluate(problems, success)
 
 
 @login_checks.add(
@@ -125,8 +122,6 @@ def python(context: Context) -> CheckResult:
     for host, login in _logins(context).items():
         if "status" in login.answer:
             problem = f"{sys.executable} doesn't run: {most_telling_line(login.said)}"
-            if login.answer["status"] == NOT_FOUND:
-                problem = f"there is no {sys.executable}"
         else:
             there = f"{login.answer['implementation']} {login.answer['version']}"
             if there == here:
@@ -211,12 +206,18 @@ def start(context: Context) -> CheckResult:
         hint = "env | grep -E 'HYDRA_|PRTE_MCA_|OMPI_MCA_|SLURM_'   # something overrules the hosts"
         return failed(message, hint, ranks=dict(began))
     silent = [host for host in job.ranks_per_host if not began[names[host]]]
-    if len(silent) > 1:  # one may hold up all
-        for host in silent[:MAX_ALONE]:
-            alone = run_ranks({host: 1}, context.share(ALONE_SHARE), launcher)
-            if not alone.results(FACTS):
+    if len(silent) > 1 and not root_cause(job.output.tail):  # one may hold up all
+        timeout = context.share(ALONE_SHARE)
+
+        def alone(host: str) -> RankJob:
+            return run_ranks({host: 1}, timeout, launcher)
+
+        with ThreadPoolExecutor(MAX_ALONE) as pool:
+            tried = list(pool.map(alone, silent[:MAX_ALONE]))
+        for host, one in zip(silent, tried, strict=False):
+            if not one.results(FACTS):
                 silent = [host]
-                job = alone
+                job = one
                 break
     message = f"no rank began on {join_first(silent, MAX_NAMED)}"
     first = [*silent, *names][0]
@@ -297,22 +298,20 @@ def shared_memory(context: Context) -> CheckResult:
     return ok("every host has enough")
 
 
-NEEDS = ("hosts_packages", "hosts_memory", "hosts_shared_memory")
-
-
 @rank_checks.add(
     "srun_ranks",
     "Do ranks that srun itself starts see one another?",
-    NEEDS,
+    ("hosts_packages", "hosts_memory", "hosts_shared_memory"),
 )
 def srun_ranks(context: Context) -> CheckResult:
     if not jobs.starts_by_srun():
         return skipped("this is no job of Slurm")
     shares = _ranks_per_host(context)
-    found = jobs.find_srun(str(mpi_vendor(context)))
-    plugin = found["plugin"]
+    plugin = "pmi2"
+    if mpi_vendor(context) == "Open MPI":
+        plugin = "pmix"
     # Without a vendor no plugin is named: Slurm's default, or the user's, is tried.
-    launcher = {"path": found["path"], "vendor": None}
+    launcher = {"path": "srun", "vendor": None}
     variables = {"SLURM_NNODES": str(len(shares))}
     job = run_ranks(shares, context.share(SRUN_SHARE), launcher, (), variables)
     hint = f"export SLURM_MPI_TYPE={plugin}   # or srun --mpi={plugin}; or start ranks by mpiexec"
@@ -329,7 +328,9 @@ def srun_ranks(context: Context) -> CheckResult:
     return ok(f"all {job.ranks} ranks do")
 
 
-@rank_checks.add("hosts_meet", "Do ranks on the hosts see one another?", NEEDS)
+@rank_checks.add(
+    "hosts_meet", "Do ranks on the hosts see one another?", ("srun_ranks",)
+)
 def meet(context: Context) -> CheckResult:
     return run_job(context).evaluate_meeting(context)
 

@@ -103,10 +103,10 @@ class RankJob:
         """Return a failure: the job has ended too early, or had to be ended."""
         if self.output.timed_out:
             message = f"{message} within {self.timeout:.0f} s"
-            message += "; if it is just slow, use --timeout"
-            return failed(message, hint)
-        said = most_telling_line(self.text)
-        message = f"{message}; mpiexec ended with status {self.output.status}: {said}"
+            how = "if it is just slow, use --timeout; mpiexec says"
+        else:
+            how = f"mpiexec ended with status {self.output.status}"
+        message = f"{message}; {how}: {most_telling_line(self.text)}"
         return failed(message, hint_for(self.text, hint))
 
     def evaluate(self, steps: Sequence[str], success: str, hint: str) -> CheckResult:
@@ -191,7 +191,9 @@ def run_ranks(
         variables=env,
     )
     grace = jobs.TERM_GRACE_SECONDS  # it must be gone soon after the time-out
-    output = jobs.run_job(args, env, timeout=timeout, forward=False, term_grace=grace)
+    output = jobs.run_job(
+        args, env, ranks=ranks, timeout=timeout, forward=False, term_grace=grace
+    )
     return RankJob(ranks_per_host, timeout, output)
 
 

@@ -16,9 +16,7 @@ from chainermn_tools.jobs.job import JobOutput as JobOutput
 from chainermn_tools.jobs.job import run_job as run_job
 from chainermn_tools.jobs.mpiexec import find_launcher as find_launcher
 from chainermn_tools.jobs.mpiexec import find_mpiexec as find_mpiexec
-from chainermn_tools.jobs.mpiexec import find_srun as find_srun
 from chainermn_tools.jobs.mpiexec import mpiexec_command as mpiexec_command
-from chainermn_tools.jobs.mpiexec import mpiexec_path as mpiexec_path
 from chainermn_tools.jobs.mpiexec import parse_mpi_version as parse_mpi_version
 from chainermn_tools.jobs.process import TERM_GRACE_SECONDS as TERM_GRACE_SECONDS
 from chainermn_tools.jobs.process import TimedOut as TimedOut

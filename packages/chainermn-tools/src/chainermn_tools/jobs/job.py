@@ -26,6 +26,9 @@ from chainermn_tools.jobs.signals import WARNINGS
 # initialized leaves the others waiting, and mpiexec itself waits for ever for a host
 # whose link is cut.
 FAILED_SECONDS = 4.0
+# How long it may go on once all ranks have reported that they finished: mpiexec waits
+# for a process that a rank has left, if that holds the rank's output.
+FINISHED_SECONDS = 10.0
 # From SIGTERM to SIGKILL.
 TERM_GRACE_SECONDS = 5.0
 POLL_SECONDS = 0.1
@@ -111,6 +114,7 @@ def run_job(
     args: Sequence[str],
     env: Mapping[str, str],
     *,
+    ranks: int | None = None,  # whose reports say that all have finished
     timeout: float | None = None,  # seconds after which it is ended
     # Grows meanwhile: one signal ends the job, another kills it.
     signals: Sequence[int] = (),
@@ -124,7 +128,7 @@ def run_job(
 
     Raise OSError if the output can't be written.
     """
-    running_job = _Job(signals, grace, forward, term_grace)
+    running_job = _Job(ranks, signals, grace, forward, term_grace)
     if timeout is not None:
         running_job.limit = time.monotonic() + timeout
     command = [*DYING_WITH_PARENT, str(os.getpid()), *args]
@@ -142,7 +146,9 @@ def run_job(
         running_job.pump(process)
     output = running_job.output
     output.status = process.returncode
-    if output.status < 0:
+    if running_job.killed_at < math.inf and running_job.has_finished():
+        output.status = 0  # only what ranks had left was ended
+    elif output.status < 0:
         output.status = SIGNAL_STATUS - output.status
     if signals:
         output.interrupted = signals[0]
@@ -155,19 +161,25 @@ class _Job:
     """Passes on the output of a job, and ends the job if it is time."""
 
     def __init__(
-        self, signals: Sequence[int], grace: float, forward: bool, term_grace: float
+        self,
+        ranks: int | None,
+        signals: Sequence[int],
+        grace: float,
+        forward: bool,
+        term_grace: float,
     ) -> None:
         self.name = secrets.token_hex(8)
         self.output = JobOutput()
         self.tail = bytearray()
         self.limit = math.inf
+        self.killed_at = math.inf
+        self._ranks = ranks
         self._signals = signals
         self._grace = grace
         self._forward = forward
         self._term_grace = term_grace
         self._decoders = [Decoder(self.name, self.output.events) for _ in range(2)]
         self._ends_at = math.inf  # after a failure or a signal
-        self._killed_at = math.inf
         self._is_interrupted = False
 
     def pump(self, process: subprocess.Popen[bytes]) -> None:
@@ -187,10 +199,14 @@ class _Job:
                     self._take(key.data, data)
                 now = time.monotonic()
                 # One that waits for a disk can't be killed.
-                if process.poll() is not None or now > self._killed_at + LINGER_SECONDS:
+                if process.poll() is not None or now > self.killed_at + LINGER_SECONDS:
                     exited_at = min(exited_at, now)
                     if now > exited_at + LINGER_SECONDS:
                         return
+
+    def has_finished(self) -> bool:
+        """Return whether all ranks have reported that they finished."""
+        return len(self.output.first_of("finished")) == self._ranks
 
     def _take(self, stream: int, data: bytes) -> None:
         shown = self._decoders[stream].feed(data)
@@ -216,12 +232,14 @@ class _Job:
                 self._ends_at += self._grace
         elif self._ends_at == math.inf and self.output.has_failed():
             self._ends_at = now + FAILED_SECONDS
+        elif self._ends_at == math.inf and self.has_finished():
+            self._ends_at = now + FINISHED_SECONDS
         if now > self.limit:
             self.output.timed_out = True
-        if len(self._signals) > 1 or now > self._killed_at:
+        if len(self._signals) > 1 or now > self.killed_at:
             process.kill()
-        elif self._killed_at == math.inf and now > min(self._ends_at, self.limit):
-            self._killed_at = now + self._term_grace
+        elif self.killed_at == math.inf and now > min(self._ends_at, self.limit):
+            self.killed_at = now + self._term_grace
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
 

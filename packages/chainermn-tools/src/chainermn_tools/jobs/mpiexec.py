@@ -39,17 +39,6 @@ def find_mpiexec(program: str = "mpiexec") -> dict[str, Any]:
     return found
 
 
-def find_srun(library: str) -> dict[str, Any]:
-    """Return Slurm's launcher, and its plugin for ranks of this vendor's MPI.
-
-    Raise Unavailable without one.
-    """
-    plugin = "pmi2"
-    if library == "Open MPI":
-        plugin = "pmix"
-    return {"path": mpiexec_path("srun"), "plugin": plugin}
-
-
 def find_launcher(timeout: float, program: str = "mpiexec") -> dict[str, Any]:
     """Ask an mpiexec, by default that on PATH, for its version, for at most ``timeout`` seconds.
 
@@ -57,7 +46,7 @@ def find_launcher(timeout: float, program: str = "mpiexec") -> dict[str, Any]:
     ``description``, the lines that it printed. Raise Unavailable if there is none, or
     it fails or hangs.
     """
-    path = mpiexec_path(program)
+    path = _path_of(program)
     try:
         text = check_output([path, "--version"], timeout)
     except Unavailable as error:
@@ -69,8 +58,7 @@ def find_launcher(timeout: float, program: str = "mpiexec") -> dict[str, Any]:
     }
 
 
-def mpiexec_path(program: str = "mpiexec") -> str:
-    """Return where the mpiexec on PATH, or that one, is; raise Unavailable if there is none."""
+def _path_of(program: str) -> str:
     path = shutil.which(program)
     if path is not None:
         return path

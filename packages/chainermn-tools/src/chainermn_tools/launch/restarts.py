@@ -86,6 +86,7 @@ def run_script(
             output = jobs.run_job(
                 args,
                 env,
+                ranks=ranks,
                 timeout=timeout,
                 signals=signals,
                 grace=grace,
