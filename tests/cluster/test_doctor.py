@@ -133,7 +133,7 @@ FAULTS = {
     "no shared folder": Fault(
         "beta",
         "hosts_python",
-        f"there is no {sys.executable}",
+        f"{sys.executable} doesn't run",
         f"beta:{sys.prefix}",
         lambda at: at.hosts.mounted("beta", "-t", "tmpfs", "tmpfs", PYTHON.parent),
     ),

@@ -89,7 +89,7 @@ FAULTS = {
         variables=(("SLURM_MPI_TYPE", {"pmi2": "pmix", "pmix": "pmi2"}[PMI]),),
     ),
     "no such plugin": Fault(
-        *("srun_ranks", "mpi/nosuch", f"SLURM_MPI_TYPE={PMI}"),
+        *("hosts_start", "mpi/nosuch", f"SLURM_MPI_TYPE={PMI}"),
         variables=(("SLURM_MPI_TYPE", "nosuch"),),
     ),
     "another Python on a node": Fault(

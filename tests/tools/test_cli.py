@@ -28,12 +28,6 @@ def test_the_module_and_the_program_that_is_installed_are_the_command():
     assert said.split() == ["chainermn-tools", metadata.version("chainermn-tools")]
 
 
-def test_an_unknown_command_is_a_usage_error():
-    done = invoke("nonsense")
-    assert done.exit_code == 2
-    assert "nonsense" in done.output
-
-
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_full_disk_is_said_without_a_traceback(unbuffered):
     variables = environment(PYTHONUNBUFFERED=unbuffered)

@@ -203,7 +203,13 @@ TABLE: dict[str, list[tuple[str, dict[str, Any]]]] = {
             {"facts": {**DEVICES, "gpus.nccl": "absent"}},
         ),
     ],
-    "scheduler": [("ok: *grants 4 tasks on a,b", SLURM)],
+    "scheduler": [
+        ("ok: *grants 4 tasks on a,b", SLURM),
+        (
+            "failed: *hosts can't be read: scontrol*doctor --hosts",
+            {**SLURM, "programs": {"scontrol": "exit 1"}},
+        ),
+    ],
     "ranks_start": [
         (
             "failed: 0 of 2 ranks were*within 30 s*getent hosts",
@@ -323,7 +329,7 @@ def test_what_is_missing_of_requirements_is_named(machine):
         "numpy": distribution("1.26", "gone; python_version < '3'", "x; extra == 'a'"),
     }
     machine.patch.setattr(software.environment, "distributions", lambda: found)
-    missing = software.unsatisfied_requirements(["chainermn"])
+    missing = software.unsatisfied_requirements()
     assert missing == {
         "numpy>=2": "chainermn needs numpy>=2, not 1.26",
         "chainermn-comm": "chainermn needs chainermn-comm, which is missing",
@@ -362,10 +368,10 @@ def ask(machine, program: str, hosts: str = "b", **more: Any) -> dict[str, Login
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("me@b: Permission denied (publickey).", "*(b: me@b*.) fix: ssh-copy-id"),
+        ("me@b: Permission denied (publickey).", "*[!)] fix: ssh-copy-id"),
         ("Authenticated to b ([10.0.0.2]:22).", "the login succeeds*fix: ssh b true"),
         ("debug1: Connecting to b port 22.", "ssh gets no answer*fix: ssh -v b true"),
-        ("unheard of", "ssh fails: unheard of (b: unheard of) fix: ssh -v b true"),
+        ("unheard of", "ssh fails: unheard of fix: ssh -v b true"),
     ],
 )
 def test_what_ssh_says_is_told_apart(machine, text, expected):

@@ -18,7 +18,6 @@ from chainermn_tools import formatting
         (formatting.format_count(0, "rank"), "0 ranks"),
         (formatting.format_count(1, "rank"), "1 rank"),
         (formatting.join_first([3, 4, 5], 2), "3, 4, ..."),
-        (formatting.join_first([3, 4], 2), "3, 4"),
         (formatting.printable("a\x1b[2J\n", kept="\n"), "a [2J\n"),
     ],
 )

@@ -23,8 +23,3 @@ def test_the_longest_texts_of_an_event_lose_their_middle(long):
     assert found["short"] == words["short"]
     assert re.fullmatch(r"begin.+\.\.\..+end", found["long"], re.DOTALL)
     assert found["several"][1] == 7
-
-
-def test_an_event_that_is_short_enough_stays():
-    fields = {"words": ["x" * 1000, {"é": "é" * 400}], "number": None}
-    assert shortened(fields) == fields

@@ -48,12 +48,6 @@ def test_a_rank_takes_its_share_unless_the_user_chose(monkeypatch, variables, ex
     assert (os.environ["OMP_NUM_THREADS"] or None) == expected
 
 
-def test_threads_divide_the_cores_unless_the_user_chose(monkeypatch):
-    assert [threads.threads_per_rank(ranks) for ranks in (2, 3, 20)] == [4, 2, 1]
-    monkeypatch.setenv("MKL_NUM_THREADS", "3")
-    assert threads.threads_per_rank(2) is None
-
-
 @pytest.mark.parametrize(
     ("files", "membership", "cores"),
     [

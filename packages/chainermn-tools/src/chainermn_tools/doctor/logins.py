@@ -28,7 +28,6 @@ MAX_LOGINS = 16
 SHARE = 0.3
 # The name of this machine among the hosts; no host can have it.
 THIS_MACHINE = "this machine"
-NOT_FOUND = 127  # of a shell's exit statuses
 # For a login shell, which may be csh or fish: nothing in it is special to these. What
 # is to be done comes over its input.
 COMMAND = "exec sh -s"
@@ -118,7 +117,7 @@ def _ask(name: str, command: list[str], script: bytes, timeout: float) -> Login:
             with contextlib.suppress(ValueError):
                 return Login(answer=json.loads(line.removeprefix(MARK)), said=said)
     problem, hint = _explain(text, said)
-    return Login(problem=problem, hint=hint.replace(HOST, name), said=said)
+    return Login(problem=problem, hint=hint.replace(HOST, name))
 
 
 def _explain(text: str, said: str) -> tuple[str, str]:
@@ -126,10 +125,11 @@ def _explain(text: str, said: str) -> tuple[str, str]:
     more = "if it is just slow, give it more time with --timeout"
     if jobs.starts_by_srun():
         hint = f"srun --overlap -N 1 -n 1 -w {HOST} true   # shows why; {more}"
-        return "srun starts nothing there", hint
+        return f"srun starts nothing there{jobs.quote_output(said)}", hint
     if LOGGED_IN.search(text):
         hint = f"ssh {HOST} true   # if it doesn't end, see ~/.bashrc there; {more}"
-        return "the login succeeds, but no program runs there in time", hint
+        problem = "the login succeeds, but no program runs there in time"
+        return f"{problem}{jobs.quote_output(said)}", hint
     match = root_cause(said.encode())
     if match is not None and match.rule.component == "ssh":
         return match.rule.meaning.removesuffix("."), match.rule.fix[0]

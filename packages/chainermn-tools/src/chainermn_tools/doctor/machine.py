@@ -61,7 +61,7 @@ def check_size(size: dict[str, int], ranks: int, vendor: str | None) -> CheckRes
     if free < enough:
         message += f"; {ranks} ranks are fast only with {enough // MIB} MiB or more"
         return warning(message, hint, **size)
-    return ok(message, **size)
+    return ok(message)
 
 
 @checks.add("cores", "Are there enough cores for the ranks and their BLAS threads?")
@@ -78,4 +78,4 @@ def cores(context: Context) -> CheckResult:
         if value.isdigit() and int(value) * ranks > usable:
             message += f"; {name}={value} is too many for each rank"
             return warning(message, f"export {name}={usable // ranks}", **found)
-    return ok(message, **found)
+    return ok(message)

@@ -29,13 +29,16 @@ checks = Checks()
 
 @checks.add("scheduler", "Does the scheduler grant what the ranks need?")
 def scheduler(context: Context) -> CheckResult:
+    granted: tuple[jobs.Host, ...] = ()
+    try:
+        _, granted = jobs.find_allocation(os.environ) or ("", ())
+    except ValueError as error:
+        if not context.hosts:
+            return failed(str(error), "chainermn doctor --hosts HOST,HOST")
     job = os.environ.get("SLURM_JOB_ID")
     if job is None:
         return skipped("this is no job of Slurm")
     listed = os.environ.get("SLURM_JOB_NODELIST", "")
-    granted: tuple[jobs.Host, ...] = ()
-    with suppress(ValueError):  # what can't be read, chainermn launch names
-        granted = (jobs.find_allocation(os.environ) or ("", ()))[1]
     tasks = sum(host.slots or 1 for host in granted)
     message = f"Slurm's job {job} grants {tasks} tasks on {listed}"
     ranks = context.ranks or 1

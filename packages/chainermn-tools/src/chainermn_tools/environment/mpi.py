@@ -67,8 +67,7 @@ def topology(timeout: float) -> dict[str, Any]:
 def gather_ranks() -> dict[str, Any] | None:
     """Gather every rank's node, host and cores at rank 0, and finalize MPI (collective).
 
-    Return a dict for the report at rank 0, None elsewhere; raise Unavailable if the
-    launcher started several ranks and MPI knows of one.
+    Return a dict for the report at rank 0, None elsewhere.
     """
     from mpi4py import MPI
 
@@ -87,15 +86,8 @@ def gather_ranks() -> dict[str, Any] | None:
     MPI.Finalize()
     if ranks is None:
         return None
-    wanted = jobs.rank_from_env()
-    size = len(ranks)
-    if wanted is not None and wanted[1] not in (None, size):
-        raise jobs.Unavailable(
-            f"{wanted[1]} processes were started and each is rank 0 of {size}: "
-            "this launcher is not that of mpi4py's MPI"
-        )
     return {
-        "size": size,
+        "size": len(ranks),
         "nodes": len(set(nodes)),
         "thread_level": level,
         "ranks": ranks,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import platform
 import sys
 from importlib import metadata, util
@@ -38,22 +37,13 @@ STARTUP = "_chainermn_startup"
 
 
 def python() -> dict[str, Any]:
-    """Return the interpreter's version, place and start method."""
+    """Return the interpreter's version and place."""
     return {
         "version": platform.python_version(),
         "implementation": platform.python_implementation(),
         "executable": sys.executable,
         "prefix": sys.prefix,
-        "start_method": start_method(),
     }
-
-
-def start_method() -> str:
-    """Return how multiprocessing starts processes."""
-    # Asked plainly, multiprocessing would settle it, and the caller could choose no
-    # more.
-    chosen = multiprocessing.get_start_method(allow_none=True)
-    return chosen or multiprocessing.get_all_start_methods()[0]
 
 
 def distributions() -> dict[str, metadata.Distribution]:

@@ -138,8 +138,6 @@ def _rows(key: str, value: Any) -> Iterator[tuple[str, str]]:
 def _line(value: Any) -> str:
     if value is None:
         return "none"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
     if isinstance(value, dict):
         return ", ".join(f"{name} {_line(one)}" for name, one in _sized(value))
     return str(value)
