@@ -15,7 +15,6 @@ from tests.support.jobs import commands
 from tests.support.jobs.processes import is_gone, soon
 from tests.support.tools.doctor import (
     COMMUNICATORS,
-    QUESTIONS,
     STAGES,
     failed,
     skipped,
@@ -211,10 +210,11 @@ def test_a_report_holds_findings_and_facts(machine):
     assert "\npackages\n" in done.output, "what chainermn env prints"
 
 
-def test_the_manual_lists_every_check_with_its_question_once():
-    rows = re.findall(r"^\| `([^`]+)` \| (.+?\?) \|", MANUAL.read_text(), re.MULTILINE)
-    assert rows == QUESTIONS
-    assert list(STAGES) == ["here", "live", "hosts"]
+def test_the_manual_lists_every_check_once():
+    part = MANUAL.read_text().split("## The checks")[1].split("## JSON")[0]
+    cells = re.findall(r"^\| (`.+?`) \|", part, re.MULTILINE)
+    listed = re.findall(r"`(\w+)`", " ".join(cells))
+    assert listed == [name for names in STAGES.values() for name in names]
 
 
 def documented_keys(begin: str, end: str) -> set[str]:

@@ -40,7 +40,6 @@ SECONDS = 60.0  # ends a hang, no more
 MIB = 1 << 20
 ALL = (doctor.LOCAL, doctor.RANKS, doctor.HOSTS)
 CHECKS = {one.name: one for stage in ALL for one in stage.checks}
-QUESTIONS = [(one.name, one.question) for one in CHECKS.values()]
 STAGES = {stage.name: [one.name for one in stage.checks] for stage in ALL}
 COMMUNICATORS = ranks.COMMUNICATORS
 # Variables by which a machine tells of itself, or a user of what is wanted.
