@@ -23,7 +23,7 @@ class Reducer:
 
     #: Whether buckets can be planned.
     takes_plans = False
-    _handed_in: Sequence[bool] = ()  # by rank, once ranks have agreed
+    _added_by_rank: Sequence[bool] = ()  # by rank, once ranks have agreed
 
     def __init__(
         self, communicator: Any, zero_fill: bool, operation: str, channel: Any = None
@@ -38,13 +38,13 @@ class Reducer:
         self._operation = operation
         self._zero_fill = zero_fill
         self._channel = channel or communicator
-        self._is_apart = channel is not None
+        self._on_channel = channel is not None
         self._buckets: list[Any] = []
 
     @property
     def complete(self) -> bool:
         """Whether every rank had added gradients when ranks agreed (not collective)."""
-        return bool(self._handed_in) and all(self._handed_in)
+        return bool(self._added_by_rank) and all(self._added_by_rank)
 
     def add(self, bucket: Any) -> None:
         """Add a bucket, whose gradients must stay unchanged until their means are taken.
@@ -60,7 +60,7 @@ class Reducer:
                 fails (PeerError on ranks that agree meanwhile).
             RuntimeError: ranks have already agreed.
         """
-        if self._handed_in:
+        if self._added_by_rank:
             raise RuntimeError(
                 f"rank {self._rank}: {self._operation}: add() after agree()"
             )
@@ -109,7 +109,7 @@ class Reducer:
         if isinstance(payload, bytes):  # else the handshake refuses it, on all ranks
             payload = bytes([len(self._buckets) > 0]) + payload
         rows = self._communicator.handshake(self._operation, signature, payload=payload)
-        self._handed_in = [row[0] > 0 for row in rows]
+        self._added_by_rank = [row[0] > 0 for row in rows]
         return [row[1:] for row in rows]
 
     def start(self) -> Work:
@@ -123,15 +123,15 @@ class Reducer:
             RankMismatchError: only some ranks had added gradients; raised on all ranks.
             RuntimeError: ranks haven't agreed.
         """
-        if not self._handed_in:
+        if not self._added_by_rank:
             raise RuntimeError(
                 f"rank {self._rank}: {self._operation}: agree() before start()"
             )
-        if len(set(self._handed_in)) > 1:
-            texts = ["handed in" if each else "none" for each in self._handed_in]
+        if len(set(self._added_by_rank)) > 1:
+            texts = ["added" if each else "none" for each in self._added_by_rank]
             views = [view_of(self._operation, [("gradients", text)]) for text in texts]
             raise mismatch_error(self._operation, self._rank, views)
-        return Work(partial(self._take, begun_before()), self._assign, self._is_apart)
+        return Work(partial(self._take, begun_before()), self._assign, self._on_channel)
 
     def _take(self, earlier: Earlier) -> None:
         """Take the means; on GPUs, after the ``earlier`` work has ended."""

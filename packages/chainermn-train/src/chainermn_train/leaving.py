@@ -85,22 +85,22 @@ def leave_when_warned(
 
     def leave_if_warned(trainer: Any) -> None:
         nonlocal agreements_before
-        told = [
+        optimizers = [
             each
             for each in trainer.updater.get_all_optimizers().values()
             if hasattr(each, "is_warned")
         ]
-        own = [each for each in told if each.communicator is comm]
+        own = [each for each in optimizers if each.communicator is comm]
         agreements = sum([each.agreements for each in own])
         if agreements != agreements_before:
             # An update of this iteration has told all ranks.
             leaves = any([each.is_warned for each in own])
         else:
             knows = is_warned()
-            if len(told) > len(own):
+            if len(optimizers) > len(own):
                 # A warning that no update has passed on yet waits for the next update, in
                 # which other ranks than these may take part.
-                knows = any([each.is_warned for each in told])
+                knows = any([each.is_warned for each in optimizers])
             rows = comm.handshake("leave", payload=bytes([knows]))
             leaves = any(map(any, rows))
         agreements_before = agreements

@@ -273,9 +273,13 @@ def _targets(grads: list[Any], on_gpu: bool) -> list[Any]:
     counts = Counter(owners)
     targets = []
     for grad, owner in zip(grads, owners, strict=True):
-        is_apart = owner is not None and counts[owner] == 1 and UNKNOWN not in counts
+        has_own_memory = (
+            owner is not None and counts[owner] == 1 and UNKNOWN not in counts
+        )
         # All arrays of CuPy are writeable.
-        if grad is not None and not (is_apart and (on_gpu or grad.flags.writeable)):
+        if grad is not None and not (
+            has_own_memory and (on_gpu or grad.flags.writeable)
+        ):
             grad = devices.empty_like(grad)
         targets.append(grad)
     return targets

@@ -69,7 +69,7 @@ class MpiReducer(Reducer):
                     ready = devices.recorded_event()
         self._buckets.append(own)
         take = partial(self._take_planned, own, ready, begun_before())
-        return Work(take, own.assign, self._is_apart)
+        return Work(take, own.assign, self._on_channel)
 
     def agree(
         self, signature: Iterable[tuple[Any, ...]] = (), payload: bytes = b""
@@ -86,14 +86,14 @@ class MpiReducer(Reducer):
                 nbytes = sum([bucket.description.nbytes for bucket in self._buckets])
             rows = group.handshake(self._operation, signature, own, nbytes)
             if rows.count(own) == len(rows):  # nearly always
-                self._handed_in = [len(self._buckets) > 0]
+                self._added_by_rank = [len(self._buckets) > 0]
                 return [payload] * len(rows)
             self._compare(rows)
             return [row[HEAD_BYTES:] for row in rows]
 
     def _begin(self) -> None:
         """Begin with the first bucket's means, unless they move on another thread's channel."""
-        if self._is_apart or not self._buckets:
+        if self._on_channel or not self._buckets:
             return
         group = self._communicator
         try:
@@ -115,7 +115,7 @@ class MpiReducer(Reducer):
     def _compare(self, rows: list[bytes]) -> None:
         """Raise if gradients differ; if some are missing on some ranks only, find out which."""
         heads = {row[:HEAD_BYTES] for row in rows}
-        self._handed_in = [not row.startswith(NO_GRADIENTS) for row in rows]
+        self._added_by_rank = [not row.startswith(NO_GRADIENTS) for row in rows]
         if not self.complete or len(heads) == 1:
             return
         handshake = self._communicator.handshake
@@ -137,7 +137,7 @@ class MpiReducer(Reducer):
             devices.translated_errors(f"rank {self._rank}: {OPERATION}"),
         ):
             there = []
-            if earlier or self._is_apart:
+            if earlier or self._on_channel:
                 there = [it for each in self._buckets for it in each.arrays_on_gpu]
             if there:
                 # If ranks enqueue the work of two NCCL communicators in different orders,
@@ -150,7 +150,7 @@ class MpiReducer(Reducer):
                     with group.together(f"{OPERATION}, zeros"):
                         bucket.add_zeros(bucket.present)
                 bucket.take_means(self._settings, group)
-            if there and self._is_apart:
+            if there and self._on_channel:
                 with devices.using_device_of(there[0]):
                     staging.wait([devices.recorded_event()])
 

@@ -28,11 +28,11 @@ def rounds_of(size: int) -> list[tuple[int, int]]:
     number of blocks before the round.
     """
     found = []
-    held = size
-    while held > 1:
-        skip = -(-held // 2)
-        found.append((skip, held))
-        held = skip
+    blocks = size
+    while blocks > 1:
+        skip = -(-blocks // 2)
+        found.append((skip, blocks))
+        blocks = skip
     return found
 
 
@@ -72,7 +72,7 @@ def circulant_rounds(
     def exchange(
         skip: int, outgoing: list[np.ndarray], incoming: list[np.ndarray]
     ) -> list[MPI.Request]:
-        """Start to send to the rank ``distance`` after this one, and to receive from before."""
+        """Start to send to the rank ``skip`` after this one, and to receive from the one before."""
         receiver = (rank + skip) % size
         sender = (rank - skip) % size
         sent = [(receiver, part) for part in outgoing]
@@ -85,17 +85,17 @@ def circulant_rounds(
     if total is not source:
         cast_into(source, total)
     sent = source  # as narrow as it is
-    for skip, held in rounds_of(size):
-        kept = parts(total, 0, held - skip)
+    for skip, blocks in rounds_of(size):
+        kept = parts(total, 0, blocks - skip)
         sizes = [part.size for part in kept]
         with memory.borrowed(sum(sizes) * sent.itemsize) as received:
             terms = np.split(received.view(sent.dtype), sizes[:-1])
-            yield exchange(skip, parts(sent, skip, held), terms)
+            yield exchange(skip, parts(sent, skip, blocks), terms)
             for part, term in zip(kept, terms, strict=True):
                 combine_into(part, term, op)
         sent = total
     (own,) = parts(total, 0, 1)
     divide_into(own, divisor, *parts(target, 0, 1))
-    for skip, held in reversed(rounds_of(size)):
-        outgoing = parts(target, 0, held - skip)
-        yield exchange(-skip, outgoing, parts(target, skip, held))
+    for skip, blocks in reversed(rounds_of(size)):
+        outgoing = parts(target, 0, blocks - skip)
+        yield exchange(-skip, outgoing, parts(target, skip, blocks))

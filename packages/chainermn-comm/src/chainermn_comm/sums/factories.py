@@ -108,6 +108,6 @@ def _through_shared_memory(group: ProcessGroup, leaders: int) -> Algorithm:
             return TwoLevelAllreduce(group, leaders)
         except NoSharedMemory as error:
             if group.rank == 0:
-                told = f"ChainerMN: {error}; gradients go through MPI instead"
-                print(told, file=sys.stderr)
+                text = f"ChainerMN: {error}; gradients go through MPI instead"
+                print(text, file=sys.stderr)
     return packed(group)

@@ -26,7 +26,7 @@ class EpochPosition(NamedTuple):
 _NUMBERS = len(EpochPosition._fields)
 
 
-class DealtOrder(np.ndarray):
+class DistributedOrder(np.ndarray):
     """As a sequence, the indices of an epoch's examples; as an array, these and a position.
 
     The array is int64, of shape (n + 3,) for n examples. Iterators use an order as a
@@ -111,7 +111,7 @@ class DistributedOrderSampler(OrderSampler):
         count = len(current_order)
         following = EpochPosition(0, 0, count)
         expected = np.arange(count)
-        if isinstance(current_order, DealtOrder):
+        if isinstance(current_order, DistributedOrder):
             begin = current_order.position
             following = EpochPosition(begin.epoch + 1, 0, begin.examples)
             expected = self.order_at(begin)[0]
@@ -125,7 +125,7 @@ class DistributedOrderSampler(OrderSampler):
             )
         return self.order_at(following)[0]
 
-    def order_at(self, begin: EpochPosition) -> tuple[DealtOrder, int]:
+    def order_at(self, begin: EpochPosition) -> tuple[DistributedOrder, int]:
         """Return this rank's order from ``begin`` on, and the index of its next example.
 
         The method is not collective.
@@ -147,7 +147,7 @@ class DistributedOrderSampler(OrderSampler):
         first = begin.seen + self._rank - start * self._size
         indices = first + self._size * np.arange(length)
         chosen = permutation[indices % max(1, begin.examples)]
-        order = np.concatenate([chosen, np.array(begin)]).view(DealtOrder)
+        order = np.concatenate([chosen, np.array(begin)]).view(DistributedOrder)
         return order, start
 
     def advanced(self, begin: EpochPosition, index: int, size: int) -> EpochPosition:

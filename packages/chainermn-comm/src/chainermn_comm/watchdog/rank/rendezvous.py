@@ -70,8 +70,8 @@ def register(comm: MPI.Intracomm, world: int) -> CallRecorder | None:
 
     _num_registered += 1
     machine = zlib.crc32(f"{os.uname().nodename} {job_name()}".encode())
-    # Each process draws a number. The number of the process with the largest rank in
-    # MPI.COMM_WORLD becomes the communicator's, which is unique.
+    # A number that only this process has. The number of the process with the largest rank
+    # in MPI.COMM_WORLD becomes the communicator's.
     communicator = world * MOST_REGISTERED + _num_registered
     # The maximum of `-machine` is the negated minimum of the machines' numbers. If minimum
     # and maximum are equal, all ranks are on one machine.
