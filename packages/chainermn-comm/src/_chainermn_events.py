@@ -31,9 +31,9 @@ RANK_VARIABLES = (
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # a shell of `srun --pty` has them, too
 )
 MARK = "\x1e"  # begins an event
-# Exit statuses, as in docs/failures.md: where nothing starts; of all ranks that have
-# saved and left after a warning (EX_TEMPFAIL); at a time limit (as of timeout(1));
-# before a signal's number.
+# Exit statuses, as in docs/reference.md: nothing has started; all ranks have saved and
+# left after a warning (EX_TEMPFAIL); a time limit (as of timeout(1)); the number that is
+# added to a signal's.
 NOT_STARTED_STATUS = 2
 LEAVING_STATUS = 75
 TIMEOUT_STATUS = 124
@@ -118,7 +118,7 @@ def _claim() -> int:
         if not os.environ.get(REPORTER_VARIABLE, "").startswith(f"{job} "):
             os.environ[REPORTER_VARIABLE] = f"{job} {os.getpid()}"
         with contextlib.suppress(OSError):
-            return os.dup(2)  # in whose place the script may put something else
+            return os.dup(2)  # a copy, since the script may replace the descriptor
     return 2
 
 

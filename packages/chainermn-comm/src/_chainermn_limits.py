@@ -61,7 +61,7 @@ def tightest_cgroup(
 def _cpu_quota(folder: Path) -> float | None:
     """Return a cgroup's CPU limit in cores; None if there is none, or the folder doesn't tell."""
     for files in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
-        with suppress(OSError, ValueError):  # where the quota is "max"
+        with suppress(OSError, ValueError):  # the quota may be "max"
             words = " ".join((folder / file).read_text() for file in files).split()
             quota, period = map(int, words)
             if quota > 0 and period > 0:  # -1 is version 1's "max"

@@ -72,8 +72,8 @@ def next_step(
 ) -> str:
     """Return the next step after a failure of a rank, or of a job.
 
-    ``how`` describes the failure, and ``place`` is the line of the user's own code where
-    it happened, as `users_lines` returns lines.
+    ``how`` describes the failure, and ``place`` is the line of the user's own code in
+    which it happened, from `users_lines`.
     """
     for words, step in steps:
         if words in f"^{how}":

@@ -546,7 +546,7 @@ class MpiCommunicator(CommunicatorBase):
 
     @property
     def _releasable(self) -> ProcessGroup | None:
-        """The open group; None where releasing it would wait for ever or isn't this process's."""
+        """The open group; None if releasing would wait for ever, or isn't up to this process."""
         is_forked = os.getpid() != self._process
         if self._interruptions or MPI.Is_finalized() or is_forked:
             return None

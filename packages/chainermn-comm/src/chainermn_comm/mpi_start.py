@@ -110,7 +110,7 @@ def refuse_to_be_alone(mpi_comm: MPI.Intracomm | None) -> None:
 
 
 def warn_of_small_shm() -> None:
-    """Print what MPICH doesn't before it ends by a signal, or waits for ever, as it starts."""
+    """Print a warning if MPICH would end by a signal or wait for ever at its start."""
     if "mpi4py.MPI" in sys.modules:
         return
     try:

@@ -1,6 +1,6 @@
 """The communicators' classes, which differ in the algorithms for means of gradients.
 
-``create_communicator`` makes them, and says what each name means.
+``create_communicator`` makes them, and explains each name.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Observers of a communicator's calls, such as the watchdog's recorder and the trace.
 
-It imports the standard library only, since the watchdog's monitor has nothing else.
+This module imports only the standard library, because the watchdog's monitor does.
 """
 
 from __future__ import annotations

@@ -139,7 +139,10 @@ def saved_value(serializer: Any, key: str) -> Any:
     """Return a value of a snapshot that is being loaded; None if the snapshot lacks it."""
     try:
         return serializer(key, None)
-    except (KeyError, ValueError):  # ValueError: HDF5, where the whole group is missing
+    except (
+        KeyError,
+        ValueError,
+    ):  # HDF5 raises ValueError if the whole group is missing
         return None
 
 

@@ -61,7 +61,7 @@ class Slot:
 
 
 class ArrayForm(NamedTuple):
-    """What a description says of an array."""
+    """The description of an array."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -124,7 +124,7 @@ def setting_slots(optimizer: Any) -> list[Slot]:
 def persistent_slots(model: Any) -> list[Slot]:
     """Return the slots of persistent values, such as running means, by their paths.
 
-    They are not compared, as they come from each rank's own examples.
+    They are not compared, because they come from each rank's own examples.
     """
     return [
         _attribute_slot(f"{path.rstrip('/')}/{attribute}", link, attribute)

@@ -13,7 +13,7 @@ def get_device(device_id: int | None = None, use_chainerx: bool = False) -> Any:
         use_chainerx: a device of ChainerX instead.
 
     Raises:
-        RuntimeError: there is no such device; what Chainer says.
+        RuntimeError: there is no such device, with Chainer's message.
     """
     if use_chainerx:
         return chainer.get_device(

@@ -85,7 +85,7 @@ def install_by_default() -> None:
 
 
 def install_if_forced() -> None:
-    """Do :func:`add_hook` if asked; else importing the package doesn't initialize MPI."""
+    """Do :func:`add_hook` if the environment asks for it; otherwise MPI isn't initialized."""
     if _wanted():
         add_hook()
 
@@ -168,7 +168,7 @@ def _excepthook(
         what = f"uncaught {describe_exception(value)}".rstrip(": ").partition("\n")[0]
         if _previous is sys.__excepthook__:
             details = traceback_of(value)
-        else:  # its text can't be collected first: it may not return
+        else:  # the text can't be collected first, because the hook may not return
             _write_stderr(f"\n{_headline(what)}:\n")
             _previous(kind, value, trace)
     finally:
@@ -221,7 +221,7 @@ def abort_job(what: str, code: int, details: str = "") -> NoReturn:
             said = what
         if _is_first_to_say(said):
             text = f"\n{details}{_headline(what)}, ending the job.\n"
-            if not active_job():  # else the launcher says what to do
+            if not active_job():  # otherwise the launcher says what to do
                 place = users_lines(details)[-1:]
                 text += f"{next_step(what, *place)}\n"
             _write_stderr(text)

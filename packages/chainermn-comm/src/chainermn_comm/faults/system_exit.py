@@ -1,7 +1,7 @@
 """Notices when the interpreter is about to end because of `SystemExit`, and with which code.
 
 Python calls no hook for this. Wrapping `sys.exit` would miss `raise SystemExit(3)`, and
-be fooled where the exception is caught. From 3.12 on `sys.monitoring` reports when the
+misjudge an exception that is caught. From 3.12 on `sys.monitoring` reports when the
 exception leaves the outermost frame. Python 3.11, which no longer changes, reads the
 attribute `code`, a descriptor of ours, when no frame is left (see
 docs/decisions/failures.md).

@@ -103,7 +103,7 @@ def zeros_like(array: Any) -> Any:
 
 
 def c_ordered(array: Any) -> Any:
-    """Return the GPU array if it is contiguous in C order; else a copy that is."""
+    """Return the GPU array if it is contiguous in C order, otherwise a copy in C order."""
     if array.flags.c_contiguous:
         return array
     with using_device_of(array):

@@ -97,7 +97,7 @@ class NcclCommunicator:
         with self._group() as comm:
             stream = devices.current_stream().ptr
             for root, source in enumerate(sources):
-                received = 0  # NULL where nothing is received
+                received = 0  # NULL, if nothing is received
                 if root == self.rank:
                     received = devices.address(target)
                 if source.size:

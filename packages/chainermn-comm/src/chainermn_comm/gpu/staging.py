@@ -31,7 +31,7 @@ Work: TypeAlias = Callable[[Chunk, np.ndarray], None]
 def to_host(arrays: Sequence[Any], rank: int) -> list[np.ndarray]:
     """Return copies in host memory of arrays in C or Fortran order, in the same orders.
 
-    CommunicationError, whose text names ``rank``, is raised where CUDA fails.
+    If CUDA fails, CommunicationError is raised, whose text names ``rank``.
     """
     with devices.translated_errors(f"rank {rank}: copying GPU arrays to host memory"):
         copies = [np.empty(array.shape, array.dtype, _order(array)) for array in arrays]
@@ -51,8 +51,8 @@ def to_host(arrays: Sequence[Any], rank: int) -> list[np.ndarray]:
 def to_device(arrays: Sequence[np.ndarray], rank: int) -> list[Any]:
     """Return complete copies of contiguous arrays on the current device, in the same orders.
 
-    CommunicationError, whose text names ``rank``, is raised where CUDA fails, or this
-    process can't use a GPU.
+    If CUDA fails or this process can't use a GPU, CommunicationError is raised, whose
+    text names ``rank``.
     """
     reason = devices.unavailable_reason()
     if reason is not None:

@@ -95,7 +95,7 @@ def connecting(group: ProcessGroup) -> Iterator[None]:
 
 
 def check_devices(group: ProcessGroup) -> None:
-    """Raise on all ranks where NCCL can't serve, or two of a node share a device (collective)."""
+    """Raise on all ranks if NCCL can't be used, or two ranks share a device (collective)."""
     node = group.topology.inter_rank(group.rank)
     with group.together("asking which device this is") as call:
         reason = nccl.unavailable_reason()

@@ -68,7 +68,7 @@ class StagedSum(Algorithm):
                 Operand(rows, rows, wires, operand.divisor, operand.op)
             )
 
-        def rest() -> None:  # the job ends where CUDA fails
+        def rest() -> None:  # if CUDA fails, the job ends
             with devices.use(self._device):
                 staging.through_buffers(
                     chunks, buffers, sum_chunk, flat.sources, flat.targets

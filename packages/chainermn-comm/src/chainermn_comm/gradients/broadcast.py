@@ -99,7 +99,7 @@ def _initialise(sent: Sent) -> None:
 
 
 def _in_c_order(array: Any) -> Any:
-    """Return the array if it can be overwritten by bytes in C order; else a copy that can."""
+    """Return the array if bytes in C order can overwrite it, otherwise a copy."""
     if devices.on_gpu(array):
         return devices.c_ordered(array)
     if array.flags.c_contiguous and array.flags.writeable:

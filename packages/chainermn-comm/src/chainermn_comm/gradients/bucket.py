@@ -34,7 +34,7 @@ class Description(NamedTuple):
     # Each gradient's name, dtype and shape (of a missing gradient the parameter's), as
     # entries of a handshake's signature.
     entries: list[tuple[Any, ...]]
-    digest: bytes  # equal where these and the common entries are
+    digest: bytes  # equal if these and the common entries are equal
     missing: bytes  # a digest of which gradients are missing
     nbytes: int  # of this rank's gradients
 
@@ -243,10 +243,10 @@ def wire_dtypes_of(
 ) -> tuple[np.dtype, ...]:
     """Return the dtypes in which gradients of these dtypes travel.
 
-    ``is_local`` says whether gradients in host memory go through no network: they
-    travel in no narrower dtype than their own. In host memory a gradient as wide as the
-    wire dtype is not cast: float16 as bfloat16 and back can overflow, and bfloat16 as
-    float16 more so.
+    With ``is_local``, gradients in host memory go through no network, so they travel in
+    no narrower dtype than their own. In host memory a gradient as wide as the wire dtype
+    is not cast: float16 as bfloat16 and back can overflow, and bfloat16 as float16 even
+    more often.
     """
     wire = settings.allreduce_grad_dtype
     if wire is None:

@@ -103,7 +103,7 @@ class MpiReducer(Reducer):
             raise
 
     def _head(self) -> bytes:
-        """Return what this rank says of its gradients."""
+        """Return the bytes that describe this rank's gradients to other ranks."""
         if not self._buckets:
             return NO_GRADIENTS
         of_all = [bucket.description for bucket in self._buckets]

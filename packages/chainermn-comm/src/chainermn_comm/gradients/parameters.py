@@ -22,7 +22,7 @@ def named(model: Any, rank: int) -> list[tuple[str, Any]]:
 
 
 def checked(array: Any, name: str, rank: int) -> Any:
-    """Return the array if it is None, or of floats and NumPy's or CuPy's; else raise TypeError."""
+    """Return the array; raise TypeError unless it is None or has floats, in NumPy or CuPy."""
     if array is None:
         return None
     if devices.on_gpu(array):

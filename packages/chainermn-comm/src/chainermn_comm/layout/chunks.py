@@ -41,7 +41,7 @@ class Chunk:
         return self.size * self.dtype.itemsize
 
     def in_place(self, operand: Operand) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return the source and the target if they can travel as they are; else None."""
+        """Return the source and the target if they can travel as they are, otherwise None."""
         index, span, _ = self.segments[0]
         source = operand.sources[index]
         target = operand.targets[index]

@@ -1,10 +1,9 @@
 """Collective operations on messages: a handshake that carries the headers, then the arrays.
 
-Each function is collective. ``make`` builds the messages of values; what it raises is
-raised on all ranks before any data move. Arrays on GPUs stay there if those of all
-ranks can; else they pass through host memory. If the values are objects, or have passed
-through host memory, ranks check at the end that all of them could unpickle what has
-come, or put it on their GPU.
+Each function is collective. ``make`` builds the messages of values; if it raises, all
+ranks raise before any data move. Arrays on GPUs stay there if possible on all ranks;
+otherwise they pass through host memory. If values are objects, or have passed through
+host memory, ranks check at the end that all could unpickle them, or put them on a GPU.
 """
 
 from __future__ import annotations

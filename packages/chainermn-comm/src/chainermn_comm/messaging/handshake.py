@@ -177,7 +177,7 @@ def dtype_name(dtype: Any) -> str:
 
 
 def digest_of(signature: Sequence[Any]) -> bytes:
-    """Return 16 bytes that are equal where signatures are."""
+    """Return 16 bytes that are equal for equal signatures."""
     return _digest_of_text(repr(signature))
 
 

@@ -123,7 +123,7 @@ def on_host(found: list[Message], rank: int) -> list[Message]:
 def on_device(found: list[Message], rank: int) -> list[Message]:
     """Return received messages with arrays that came from a GPU on the current device.
 
-    CommunicationError is raised where CUDA fails, or this process can't use a GPU.
+    CommunicationError is raised if CUDA fails, or this process can't use a GPU.
     """
     return _moved(found, staging.to_device, rank)
 

@@ -80,13 +80,12 @@ def recv(
 ) -> tuple[bytes, Any]:
     """Receive a message of :func:`send`: its metadata and value.
 
-    If the tag is ``MPI.ANY_TAG``, it is the next message; one whose tag is greater than
-    ``max_tag`` is part of another function, and stays where it is.
-
-    TypeError is raised then, and if it is of none of these ``kinds``;
-    CommunicationError if arrays can't be put on a GPU. But for the first, the message
-    is discarded. What hinders making the arrays (no memory, a dtype's package) ends
-    the job.
+    With ``MPI.ANY_TAG`` the next message is received. If its tag is greater than
+    ``max_tag``, it belongs to another function: it is not received, and TypeError is
+    raised. TypeError is also raised if the message is of none of these ``kinds``, and
+    CommunicationError if arrays can't be put on a GPU; then the message is discarded. An
+    error while arrays are allocated (no memory, a missing package for a dtype) ends the
+    job.
     """
     group, source, tag = envelope
     rank = group.rank

@@ -30,7 +30,7 @@ def check_operation(
 
 
 def as_array(data: Any, rank: int) -> np.ndarray:
-    """Return the NumPy array of an array or scalar that a user passes; else raise TypeError."""
+    """Return a user's array or scalar as a NumPy array; raise TypeError for anything else."""
     if not isinstance(data, (np.ndarray, np.generic, bool, int, float, complex)):
         if hasattr(data, "__cuda_array_interface__"):
             raise TypeError(
@@ -76,7 +76,7 @@ def integer_between(value: Any, least: int, most: int, what: str) -> int:
 
 
 def wrong_kind(what: str, value: Any, rank: int) -> TypeError:
-    """Return the TypeError of a ``value`` that is of another type than it must be."""
+    """Return the TypeError for a ``value`` of a wrong type."""
     return TypeError(f"rank {rank}: {what}, got {type(value).__name__}")
 
 

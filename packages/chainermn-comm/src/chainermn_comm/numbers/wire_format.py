@@ -1,10 +1,10 @@
 """How numbers fit the dtype in which they travel: divided by a power of two, or in a wider dtype.
 
-float16 has few exponents. A sum of several ranks' numbers can be too large for it where
-their mean is not, and dividing before rounding can make zeros of small numbers. So the
-numbers of an array are divided by a power of two that brings them to where float16 has
-its full precision. If one number is so large that small ones would lose precision, all
-of the array travel in float32.
+float16 has few exponents. A sum of several ranks' numbers can be too large for float16
+although their mean is not, and dividing before rounding can turn small numbers into
+zeros. So the numbers of an array are divided by a power of two that brings them into the
+range of float16's full precision. If one number is so large that small numbers would lose
+precision, the whole array travels in float32.
 """
 
 from __future__ import annotations

@@ -68,5 +68,5 @@ def wait_until(is_done: Callable[[], bool]) -> None:
 
 def barrier(comm: MPI.Intracomm) -> None:
     """Wait for all ranks (collective); some of them may be patient and others not."""
-    # MPI matches no Ibarrier with a Barrier. Waited for at once it takes as long.
+    # MPI can't match an Ibarrier with a Barrier. An Ibarrier with a wait takes as long.
     wait_all([comm.Ibarrier()])

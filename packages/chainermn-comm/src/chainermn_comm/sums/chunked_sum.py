@@ -1,4 +1,4 @@
-"""Sums of many arrays by messages among all ranks: large ones where they are, small ones packed."""
+"""Sums of many arrays by messages among all ranks: large arrays in place, small arrays packed."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def gpus_only(group: ProcessGroup) -> NoReturn:
 
 
 def _through_shared_memory(group: ProcessGroup, leaders: int) -> Algorithm:
-    """Return the algorithm for this topology, or ``packed`` where ranks share no memory."""
+    """Return the algorithm for this topology, or ``packed`` if ranks share no memory."""
     nodes = group.topology.inter_size
     if nodes == group.size:  # no two ranks are on one node
         return packed(group)

@@ -1,4 +1,4 @@
-"""Arrays in host memory: moved by MPI, and summed in shared memory where ranks have some."""
+"""Arrays in host memory: moved by MPI, and summed in shared memory if possible."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class SharedMemoryAllreduce(Algorithm):
         # The last sizes and dtypes, and the plan for them: most calls repeat it.
         self._planned: tuple[Sequence[int], Sequence[np.dtype]] = ((), ())
         self._plan = Plan([], 0)
-        # By slot, size and dtype, as the last plan has them: the terms of each rank.
+        # The terms of each rank, by slot, size and dtype of the last plan.
         self._rows: dict[tuple[int, int, np.dtype], list[np.ndarray]] = {}
         self._node = MPI.Intracomm(group.comm.Split(node, group.rank))
         self._intra_rank = self._node.rank
@@ -204,7 +204,7 @@ class SharedMemoryAllreduce(Algorithm):
             sum_rows(rows, buffer, operand.divisor, operand.op)
             chunk.unpack(buffer, operand)
             return
-        # This rank's own terms are read where the sums are written: their slot needs no
+        # This rank's own terms are read from the memory of the sums, so their slot needs no
         # room in a core's cache.
         rows[self._intra_rank], target = places
         sum_rows(rows, target, operand.divisor, operand.op)

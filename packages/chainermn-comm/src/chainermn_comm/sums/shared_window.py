@@ -25,7 +25,7 @@ NOT_SHARED = "the memory that MPI calls shared is not, on some node"
 
 
 class NoSharedMemory(Exception):
-    """A window can't be made; the text, the same on all ranks, says why."""
+    """A window can't be made; the text, the same on all ranks, has the reason."""
 
 
 class SharedWindow:

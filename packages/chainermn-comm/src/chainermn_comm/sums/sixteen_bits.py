@@ -14,11 +14,10 @@ def with_exponents(
 ) -> Operand:
     """Return the 1-D operand with exponents, and dtypes for the wire that hold all sums.
 
-    Arrays are scaled if they travel in fewer bits than they are summed in. Those that
-    have the wire's dtype already are scaled only if ``sums_travel``, because their
-    sums may be too large for it. Where arrays are scaled this is collective: the algorithm
-    takes the sum of the ranks' largest magnitudes, which bounds every number and every
-    sum of them.
+    Arrays are scaled if they travel in fewer bits than they are summed in. Arrays with the
+    wire's dtype are scaled only if ``sums_travel``, because their sums may be too large
+    for it. If arrays are scaled, the call is collective: the algorithm sums the ranks'
+    largest magnitudes, which bounds every number and every sum.
     """
     indices = []
     for index, wire in enumerate(operand.wire_dtypes):

@@ -66,9 +66,9 @@ def reduce_arrays(
 
 
 def mean_into(group: ProcessGroup, data: Any, out: Any) -> Any:
-    """Write the mean over ranks of users' floats into the array ``out``, and return that.
+    """Write the mean over ranks of users' floats into the array ``out``, and return ``out``.
 
-    Collective, but for the writing.
+    Collective.
     """
     mean = reduce_arrays(group, "multi_node_mean", data, out=out)
     devices.assign(out, mean)

@@ -1,8 +1,8 @@
 """This process's trace file, into which each call is written as it ends.
 
 The file is an array of JSON in Chrome's trace event format, without the closing
-bracket, so that a killed process leaves a file that can be read. Nothing here raises
-into a training: where the file can't be written, a warning says so, and the trace ends.
+bracket, so that a killed process leaves a file that can be read. No error reaches the
+training: if the file can't be written, a warning says so, and the trace ends.
 """
 
 from __future__ import annotations

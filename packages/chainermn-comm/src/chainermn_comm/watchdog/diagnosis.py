@@ -68,7 +68,7 @@ Waits = Sequence[tuple[Rank, Call]]  # ranks, each with a call that it is in
 def waits_of(
     ranks: Iterable[Rank], longer_than: float = 0.0, shorter_than: float = math.inf
 ) -> Waits:
-    """Return the calls of living ranks that have waited for a time between these."""
+    """Return the calls of living ranks that have waited for a time between these limits."""
     return [
         (rank, call)
         for rank in ranks

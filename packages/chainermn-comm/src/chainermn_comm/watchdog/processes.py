@@ -78,7 +78,7 @@ def state(pid: int) -> str:
     try:
         found = stat(pid)
     except OSError:
-        # Such as that no descriptor is left, which says nothing of the process.
+        # Such as too many open files, which says nothing about the process.
         return RUNNING
     if found.is_gone:
         return GONE
@@ -115,10 +115,10 @@ def end_children(ranks: list[int]) -> None:
 
 
 def end_daemon(pid: int) -> None:
-    """End Open MPI's daemon that launched the ranks, which waits for ever where the link is cut.
+    """End Open MPI's daemon that launched the ranks, which would wait for ever after a cut link.
 
-    That is, if it serves this job alone, doesn't end by itself, and has no process any
-    more.
+    The daemon is ended only if it serves this job alone, doesn't end by itself, and has no
+    processes left.
     """
     command, *arguments = words(pid, "cmdline")
     is_daemon = os.path.basename(command) == DAEMON

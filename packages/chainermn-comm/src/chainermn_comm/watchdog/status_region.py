@@ -60,7 +60,7 @@ class Call:
     nbytes: int  # of this rank's payload; 0 if unknown
     peer: int  # the other rank or the root, in this communicator's numbers; or NOBODY
     tag: int  # of a message; otherwise NOBODY
-    operation: str  # its name; of the last call where the state is IDLE
+    operation: str  # its name; if the state is IDLE, the last call's
 
     @property
     def waits(self) -> bool:

@@ -128,7 +128,7 @@ class PseudoConnect(chainer.FunctionNode):
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: Gradients) -> Gradients:
         if len(self.inputs) == 2 and grad_outputs[0] is None:
-            # Backward starts here without a gradient, as it does at delegates, and has
+            # Backward starts here without a gradient, as at delegate variables, and has
             # to visit both inputs.
             grad_outputs = (zeros_for_input(self, 1),)
         of_delegate = zeros_for_input(self, 0)

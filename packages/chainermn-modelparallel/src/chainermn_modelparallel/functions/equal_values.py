@@ -42,7 +42,7 @@ def _projection_and_norm(array: Any) -> bytes:
     wide = np.result_type(array.dtype, np.float32)
     matrix = array.astype(wide, copy=False).reshape(-1, array.shape[-1])
     along, across = [xp.cos(xp.arange(n, dtype=wide)) for n in matrix.shape]
-    with np.errstate(all="ignore"):  # NumPy has warned where the values overflowed
+    with np.errstate(all="ignore"):  # NumPy has already warned of overflows
         projection = along @ (matrix @ across)
         numbers = xp.stack([projection, xp.linalg.norm(matrix)])
     return bytes(cuda.to_cpu(numbers).astype(np.float64))

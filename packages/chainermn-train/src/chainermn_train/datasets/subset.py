@@ -48,10 +48,10 @@ def subset(
 def divide(dataset: Any, indices: np.ndarray, take: TakeRows) -> Any:
     """Return a data set of the examples at ``indices`` (int64, shape (n,)), in that order.
 
-    Arrays, lists and tuples are divided, and data sets of the classes in _DATASETS and of
-    subclasses that find examples as their base does: arrays as arrays, paths as paths.
-    No example is computed or read. The function returns None for any other data set,
-    and for one that is made of such ones alone: they can't be divided.
+    The function divides arrays, lists and tuples, and data sets of the classes in _DATASETS
+    and of subclasses that find examples as their base class does. Arrays stay arrays, and
+    paths stay paths; no example is computed or read. Other data sets, and data sets that
+    consist of these alone, can't be divided: the function returns None.
     """
     cls = type(dataset)
     if cls in _SEQUENCES:
@@ -168,7 +168,7 @@ def _replacing(attribute: str) -> _Splitter:
     return split
 
 
-# Subclasses of these are not divided: masked arrays, say, mean something else.
+# Subclasses of these are not divided, since they may mean something else: masked arrays.
 _SEQUENCES: dict[type, _Splitter] = {
     np.ndarray: _split_array,
     np.memmap: _split_array,

@@ -45,7 +45,7 @@ class DistributedOrder(np.ndarray):
     def __getitem__(self, index: Any) -> Any:
         return np.asarray(self)[: len(self)][index]
 
-    # An array's own would index the sequence beyond its end.
+    # The array's own methods would index the sequence beyond its end.
     __repr__ = __str__ = object.__repr__
 
 

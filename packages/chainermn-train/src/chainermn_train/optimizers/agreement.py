@@ -67,9 +67,9 @@ def exchange_rows(
 
 
 def settle(rows: Sequence[Row], were_compared: bool = False) -> Action:
-    """Return what all ranks do: the same on each rank, since all have the same rows.
+    """Return the action of all ranks, the same on each rank, since all have the same rows.
 
-    ``were_compared`` says that ranks have gathered facts, and have found them equal.
+    With ``were_compared``, ranks have gathered facts and found them equal.
     """
     different = set(rows)  # nearly always one row
     needs_sharing = any([row.needs_sharing for row in different])

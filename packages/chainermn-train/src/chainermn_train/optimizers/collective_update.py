@@ -206,7 +206,7 @@ class CollectiveUpdate:
         with raise_together(handshake, OPERATION, meet=False):
             loss = self._loss(compute_loss)
             scale = self._scale
-            # Where the state is about to be shared, parameters may have no values yet.
+            # If the state is about to be shared, parameters may have no values yet.
             if action is not Action.GO_ON or not exchange.can_send(params, loss):
                 exchange.backward(params, loss, scale)
                 return action

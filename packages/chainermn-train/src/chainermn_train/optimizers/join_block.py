@@ -80,7 +80,7 @@ class JoinBlock:
 
     def _exchange(self, own: _Row) -> int | None:
         """Return the number of the optimizer to update next, or None if all have left."""
-        if self._end is not None:  # this rank was told, and went on
+        if self._end is not None:  # this rank knew of the error, and went on
             raise PeerError(self._end)
         with mismatch_hint("a block of join()"):
             rows = allgather_checked(self._communicator, _OPERATION, lambda: own)

@@ -94,7 +94,7 @@ class SharedState:
             self.params = None
 
     def needs_sharing(self) -> bool:
-        """Return whether ranks may have different states; a loss gives parameters values."""
+        """Return whether ranks may have different states; a loss may initialise parameters."""
         return self.has_failed or self.params is None or self.params.has_new_values()
 
     def settings(self, optimizer: Any) -> list[tuple[str, str]]:

@@ -41,7 +41,7 @@ class SharedFiles:
         self._pause = SCAN_SECONDS
 
     def scan_if_due(self, ranks: list[int], now: float) -> None:
-        """Scan now and then; soon after a rank has come, as it makes files then."""
+        """Scan now and then, and soon after a rank has come, because it then makes files."""
         if ranks != self._ranks:
             self._ranks = ranks
             self._scan_at = now

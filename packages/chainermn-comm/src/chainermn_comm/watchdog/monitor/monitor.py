@@ -150,7 +150,7 @@ class Monitor:
         if first_machine.is_linked:
             patience = min(timeout.seconds / 2, timeout.silence)
             is_due = 0 < patience < longest and now > self.push_at
-            # After a failure this monitor may end soon, as its ranks do.
+            # After a failure this monitor may end soon, like its ranks.
             if is_due or any(rank.has_failed for rank in ranks):
                 self.push(ranks)
         elif timeout.ends_job and longest > timeout.seconds + CUT_OFF_SECONDS:
@@ -194,7 +194,7 @@ class Monitor:
                 reason=said.reason[:MOST_CHARACTERS],
                 how=said.how[:MOST_CHARACTERS],
             )
-        if not event:  # else the launcher says what to do next
+        if not event:  # otherwise the launcher says what to do next
             text += f"{next_step(said.how)}\n"
         self.print(text, event)
 
@@ -222,7 +222,7 @@ class Monitor:
         processes.terminate(living, TERM_SECONDS)
 
     def clean(self) -> None:
-        """Leave nothing of ranks that have ended, but for children after a good end."""
+        """Remove everything of ended ranks, except children after a good end."""
         ranks = self.local.read(time.monotonic())
         has_failed = self.must_end or not all(rank.has_finished for rank in ranks)
         if has_failed:

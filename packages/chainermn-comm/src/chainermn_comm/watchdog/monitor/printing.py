@@ -1,4 +1,4 @@
-"""Where a monitor prints: it has no terminal of its own, and its ranks may be gone."""
+"""Prints for a monitor, which has no terminal, and whose ranks may be gone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def print_for(pids: Sequence[int], text: str, event: bytes = b"") -> None:
     """
 
     def write() -> None:
-        # A pipe that nobody reads can't be opened, instead of being waited for.
+        # Opening a pipe that nobody reads fails instead of waiting.
         how = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK
         for pid in pids:
             with contextlib.suppress(OSError):  # such as if it is a socket

@@ -134,7 +134,7 @@ def _start_monitor(name: str) -> None:
         listener.listen(BACKLOG)
         package = str(Path(__file__).resolve().parents[2])
         arguments = [package, str(listener.fileno()), str(os.getpid())]
-        # It leaves a child of its own behind, which no `os.wait` of the script's will
+        # It leaves its own child behind, which no `os.wait` of the script will
         # reap.
         try:
             status = subprocess.call(

@@ -22,7 +22,7 @@ _now = time.monotonic
 
 
 class CallRecorder(CallObserver):
-    """Records a communicator's calls, which are read where `allocate` gave it a slot."""
+    """Records a communicator's calls, which the monitor reads if `allocate` has given a slot."""
 
     def __init__(self) -> None:
         self.detach()

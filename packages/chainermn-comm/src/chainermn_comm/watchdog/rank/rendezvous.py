@@ -126,7 +126,7 @@ def _introduce_first_machine(comm: MPI.Intracomm, machine: int) -> None:
 
 
 def own_addresses() -> list[str]:
-    """Return this machine's IPv4 addresses, but for the loopback's."""
+    """Return this machine's IPv4 addresses, except the loopback's."""
     routes = ""
     with contextlib.suppress(OSError), open("/proc/net/fib_trie") as file:
         routes = file.read()
