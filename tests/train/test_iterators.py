@@ -122,6 +122,12 @@ def test_an_error_in_making_a_batch_or_on_its_way_is_raised_on_all_ranks(comm, w
     assert on_all_ranks(comm, next(iterator)) == [0]
 
 
+def test_on_one_rank_an_example_needs_no_pickle(naive):
+    with naive.split(naive.rank, 0) as alone:
+        iterator = of_master(alone, serial([abs, lambda x: x], 2, shuffle=False))
+        assert next(iterator)[1](-1) == -1
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_error_in_a_worker_process_is_raised_on_all_ranks(naive):
     """Chainer's iterator alone would wait for the batch without end."""
