@@ -13,7 +13,13 @@ from chainer import Variable
 from numpy.testing import assert_array_equal
 
 from chainermn_comm import RankMismatchError
-from chainermn_modelparallel import MultiNodeChainList, allgather, recv, send
+from chainermn_modelparallel import (
+    MultiNodeChainList,
+    allgather,
+    pseudo_connect,
+    recv,
+    send,
+)
 from tests.support.worlds.third_party import WITH_THIRD_PARTY
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2), WITH_THIRD_PARTY]
@@ -151,6 +157,21 @@ def test_a_rank_that_has_no_delegate_to_go_on_from_says_so(comm, received):
             F.sum(gx**2).backward()
     else:
         F.sum(received(comm)).backward(enable_double_backprop=True)
+    there_and_back(comm)
+
+
+def test_nor_has_a_model_one_for_its_second_message(comm):
+    if comm.rank == 0:
+        x = ones()
+        y = ones()
+        delegate = send(pseudo_connect(send(x, comm, 1), y), comm, 1)
+        _, gy = chainer.grad([delegate], [x, y], enable_double_backprop=True)
+        with pytest.raises(RankMismatchError, match="can't be differentiated again"):
+            F.sum(gy**2).backward()
+    else:
+        model = MultiNodeChainList(comm)
+        model.add_link(chainer.Sequential(lambda x, y: x * y), [0, 0], None)
+        F.sum(model()).backward(enable_double_backprop=True)
     there_and_back(comm)
 
 
