@@ -15,7 +15,7 @@ from tests.support.training.iterators import processes, serial, threads
 
 pytestmark = pytest.mark.world
 
-FEW = [1, 2]
+FEW = [1, 2, 6]
 KINDS = [serial, threads, pytest.param(processes, marks=pytest.mark.ci)]
 # Examples that each rank takes between two saves. They end within epochs and with them.
 STEPS = [1, 2, 4, 3, 6, 5]
