@@ -238,6 +238,16 @@ def parts_are_replaced_before_a_save_or_later(play, rank, steps):
 
 
 @sequence()
+def a_part_is_replaced_where_ranks_assume_one_state(play, rank, steps):
+    for who in rank, ALL:
+        play.update(2 * steps)
+        play.do("save")
+        play.do("load", assume=True)
+        play.replace(who)
+        play.update(2 * steps)
+
+
+@sequence()
 def a_part_is_replaced_before_a_save_between_two_steps(play, rank, steps):
     """The rank's next update is collective when the others' is."""
     play.update(2 * steps + 1)
