@@ -10,7 +10,6 @@ from chainermn_tools.environment import mpi
     [
         ("MPICH 5.0.2", "MPICH 4.2.0", True),
         ("MVAPICH2 2.3.7", "MPICH 3.2.1", True),
-        ("MVAPICH 4.0", "MVAPICH 4.0", True),
         ("Open MPI 5.0.11", "Open MPI 5.0.3", True),
         ("Open MPI 5.0.11", "Open MPI 4.1.6", False),
         ("Open MPI 5.0.11", "MPICH 4.2.0", False),

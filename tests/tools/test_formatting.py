@@ -15,7 +15,6 @@ from chainermn_tools import formatting
         (formatting.format_duration(12.34), "12.3 s"),
         (formatting.format_duration(3e-8), "30 ns"),
         (formatting.format_duration(0.0), "0 s"),
-        (formatting.format_count(0, "rank"), "0 ranks"),
         (formatting.format_count(1, "rank"), "1 rank"),
         (formatting.join_first([3, 4, 5], 2), "3, 4, ..."),
         (formatting.printable("a\x1b[2J\n", kept="\n"), "a [2J\n"),
