@@ -91,7 +91,7 @@ def test_a_warned_job_saves_is_requeued_and_ends_as_if_undisturbed(slurm, tmp_pa
     epochs = len(log_of(out))
     # It goes on from there: the table begins with what it was, times included.
     starts = job.output().split("STATUS 75\n")
-    before, after = (re.findall(r"^\x1b\[J(.*)$", each, re.M) for each in starts)
+    before, after = (re.findall(r"^\d+ {2,}.*$", each, re.M) for each in starts)
     assert (after[:-5], len(after)) == (before, epochs)
     assert abs(accuracy(job.output()) - alone(epochs, tmp_path / "alone")) < 0.01
     assert_nothing_left(slurm)
