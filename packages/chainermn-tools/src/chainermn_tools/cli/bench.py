@@ -62,11 +62,12 @@ def bench(
     up to a minute.
 
     The command starts ranks on this host. Inside a launcher it measures the ranks that
-    are there:
+    are there, such as those of two hosts:
 
     \b
         chainermn bench -n 4 --plot bench.png
-        mpiexec -hosts a,b -n 4 chainermn bench
+        mpiexec -n 4 -hosts a:2,b:2 chainermn bench   # MPICH
+        mpiexec -n 4 --host a:2,b:2 chainermn bench   # Open MPI
 
     Exit status: 0 when all values were right; 1 when some were not, or nothing could be
     measured; 2 for a wrong command line; 124 after ten minutes; else that of the rank

@@ -31,11 +31,18 @@ STATUSES = {"ok": 0, "failed": 1, "warning": 3}
     help="Ranks that you want to run; without it 2, or all slots of the hosts.",
 )
 @click.option(
-    "--hosts", "host_list", metavar="A,B", help="Check these hosts too; also a:2,b:2."
+    "--hosts",
+    "host_list",
+    metavar="A,B",
+    help="Check these hosts, too; with numbers of ranks: a:2,b:2.",
 )
-@click.option("--hostfile", metavar="FILE", help="The same from a file, a host a line.")
 @click.option(
-    "--script", metavar="FILE", help="The script that is to run on the hosts."
+    "--hostfile", metavar="FILE", help="The same from a file, one host a line."
+)
+@click.option(
+    "--script",
+    metavar="FILE",
+    help="A script that all hosts must have, the same at the same path.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 @click.option(

@@ -20,6 +20,8 @@ def env(as_json: bool) -> None:
     \b
         chainermn env --json
         mpiexec -n 4 chainermn env
+
+    Exit status: 0, also if something can't be found out; then the reason is printed.
     """
     with jobs.kill_children_on_exit():
         report = environment.collect()

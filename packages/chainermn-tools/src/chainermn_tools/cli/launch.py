@@ -26,7 +26,7 @@ from chainermn_tools.rank import LOG_VARIABLE
     "ranks",
     type=click.IntRange(1),
     metavar="N",
-    help="Number of ranks.",
+    help="Number of ranks; without it that of --hosts, or of the scheduler's job.",
 )
 @click.option(
     "--hosts",
@@ -38,7 +38,7 @@ from chainermn_tools.rank import LOG_VARIABLE
 @click.option(
     "--hostfile",
     metavar="FILE",
-    help="Read hosts from a file, one from each line.",
+    help="The same from a file, one host a line.",
 )
 @click.option(
     "--max-restarts",
@@ -51,7 +51,8 @@ from chainermn_tools.rank import LOG_VARIABLE
     "--min-ranks",
     type=click.IntRange(1),
     metavar="M",
-    help="Start again on the hosts that answer, if these have M ranks or more.",
+    help="With --max-restarts and --hosts: start again on the hosts that answer, if these "
+    "have M ranks or more.",
 )
 @click.option(
     "--grace",
@@ -146,8 +147,10 @@ def launch(
     OMP_NUM_THREADS is set to the number of a host's cores divided by its ranks, unless
     it or the variable of another BLAS is set.
 
-    With --json all output of ranks goes to standard error, and one object to standard
-    output.
+    With --json all output of ranks goes to standard error, and one object with the
+    status, the rank, the cause and the next step to standard output.
+
+    What ranks leave running is ended with the job.
 
     Exit status: 0 if the job succeeds; 2 if no rank starts; 75 if all ranks have saved
     and left by create_multi_node_checkpointer, while a script's own sys.exit(75) is a

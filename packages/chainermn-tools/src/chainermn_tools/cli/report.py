@@ -29,7 +29,7 @@ def report(results: tuple[str, ...], output: str) -> None:
 
     \b
         chainermn env --json > result/env.json
-        mpiexec -genv CHAINERMN_TRACE result/trace -n 4 python train.py
+        chainermn launch -n 4 --env CHAINERMN_TRACE=result/trace train.py
         chainermn report result
 
     The page needs no network, and says what is missing or damaged.

@@ -33,7 +33,7 @@ def trace(
     folder, or one rank's file, which is called RUN.rankN.json:
 
     \b
-        mpiexec -genv CHAINERMN_TRACE traces -n 4 python train.py
+        chainermn launch -n 4 --env CHAINERMN_TRACE=traces train.py
         chainermn trace traces --output merged.json
 
     In the tables, "communicator" is its name in the files, "number" counts its
