@@ -43,7 +43,7 @@ TURN_SECONDS, TURNS = 0.04, 8
 # After this time the process ends even if MPI_Abort hangs; then the launcher ends the
 # other ranks.
 LAST_RESORT_SECONDS = 3.0
-_process = 0  # that our hooks are for, once they are installed
+_process = 0  # the process whose failures our hooks report
 _previous = sys.__excepthook__  # in whose place ours is
 _leaving = 0  # the exit status with which all ranks have agreed to leave
 

@@ -17,7 +17,8 @@ THREADS = 256
 # Elements that each thread has under way at once.
 EACH = 8
 TILE = THREADS * EACH
-# A few times as many as a device runs at once. Each searches once for its tiles.
+# A few times the number of blocks that a device runs at once. Each block searches once for
+# its tiles.
 MAX_BLOCKS = 1 << 12
 # Registers of a thread. With more a device runs fewer threads at once; with fewer
 # packing spills.

@@ -36,12 +36,12 @@ class CollectiveUpdate:
     A copy is another optimizer for the other ranks.
 
     Attributes:
-        agreements: how often ranks have agreed on what to do, alike on all ranks.
-        is_warned: whether a signal has warned any rank; alike on all after an update.
-        exchange: how gradients become means, with those that no step has used.
+        agreements: how often ranks have agreed on what to do, the same on all ranks.
+        is_warned: whether a signal has warned any rank; after an update the same on all.
+        exchange: turns gradients into means; holds gradients that no step has used.
         accumulation: gradients that were added up since the last step.
-        state: what ranks have alike.
-        signature: which optimizer this is; compared by each collective call.
+        state: the state that is equal on all ranks.
+        signature: identifies the optimizer; compared in each collective call.
         warn_of_leftovers: warns once, at the latest when Python ends.
     """
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from .link import Link, Message
 
-# To connect, for which all else waits; and for an answer, before another attempt.
+# Seconds to connect, in which this monitor does nothing else; and seconds to wait for an
+# answer before the next attempt.
 CONNECT_SECONDS = 1.0
 RETRY_SECONDS = 5.0
 
