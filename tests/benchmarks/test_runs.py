@@ -107,3 +107,10 @@ def test_it_times_all_its_cases_and_all_are_right(program, tmp_path, monkeypatch
         assert float(row[1]) > 0
     assert json.loads((tmp_path / "new" / "found.json").read_text())
     assert name != "step" or (tmp_path / "plot.png").read_bytes()[1:4] == b"PNG"
+
+
+def test_scaling_is_simulated_within_its_limits():
+    done = commands.run(sys.executable, ROOT / "benchmarks" / "scaling.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(" ok\n") == 7
+    assert "hierarchical, 4 a node, 1024 nodes" in done.stdout

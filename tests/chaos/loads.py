@@ -1,8 +1,8 @@
 """A rank under load: calls back to back, each value checked; what the process holds stays.
 
-    python loads.py LOAD COUNT
+    python loads.py COUNT
 
-LOAD is the name of a function below. Rank 0 prints what each rank held before and after
+Rank 0 prints what each rank held before and after
 most of the calls, as a line of JSON.
 """
 
@@ -25,7 +25,6 @@ from tests.support.worlds.models import check_mean
 
 # Of the calls, the first part: imports, caches and MPI's own buffers grow then.
 WARM = 0.5
-NAMES = ("hierarchical", "naive", "flat", "two_dimensional", "single_node")
 
 
 def look() -> dict[str, int]:
@@ -51,21 +50,9 @@ def calls(choose: random.Random) -> Iterator[None]:
         yield verbs.check_one(comm, verb, [False] * comm.size, dtype, "C", None)
 
 
-def communicators(choose: random.Random) -> Iterator[None]:
-    """Communicators, each used and freed."""
-    keeper = create_communicator("naive")  # so that the monitor stays the same
-    while True:
-        for name in NAMES:
-            with create_communicator(name) as comm:
-                check_mean(comm, choose.randrange(1, 2000))
-                with comm.split(comm.rank % 2, comm.rank) as part:
-                    yield check_mean(part, choose.randrange(1, 2000))
-        keeper.bcast(keeper.rank)
-
-
 def main() -> None:
-    load = globals()[sys.argv[1]](random.Random(1))
-    count = int(sys.argv[2])
+    load = calls(random.Random(1))
+    count = int(sys.argv[1])
     for _ in range(int(WARM * count)):
         next(load)
     warm = look()
