@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import random
 import resource
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -280,7 +280,7 @@ def fill(disk: Path) -> None:
     """Write until there is no room."""
     with (
         open(disk / "filler", "wb", buffering=0) as file,
-        contextlib.suppress(OSError),
+        suppress(OSError),
     ):
         while True:
             file.write(bytes(4096))

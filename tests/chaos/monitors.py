@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import random
 import re
 import signal
 import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
@@ -51,7 +51,7 @@ class Disturbance:
         self._kinds = itertools.cycle(self._draw.sample(KINDS, len(KINDS)))
         self.done: list[str] = []
         self._next = 0.0
-        self._undo = contextlib.ExitStack()
+        self._undo = ExitStack()
 
     def __call__(self, *_: object) -> None:
         """Do something now and then, until the next thing is done."""
@@ -92,7 +92,7 @@ class Disturbance:
 
 
 def send_signal(process: psutil.Process, number: int) -> None:
-    with contextlib.suppress(psutil.Error):
+    with suppress(psutil.Error):
         process.send_signal(number)
 
 
@@ -123,7 +123,7 @@ def monitors_on(cluster: Cluster) -> list[psutil.Process]:
     """The monitors there, but for those for whose start a rank waits."""
     found = []
     for one in cluster.processes():
-        with contextlib.suppress(psutil.Error, ProcessLookupError):
+        with suppress(psutil.Error, ProcessLookupError):
             if is_monitor(one.cmdline()) and os.getsid(one.pid) == one.pid:
                 found.append(one)
     return found

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,7 @@ def run(
     soon(lambda: not left())
     found = left()
     for process in processes(cluster):
-        with contextlib.suppress(psutil.Error):
+        with suppress(psutil.Error):
             process.kill()
     return Seen(job, read_time(fault), read_time(cut), found)
 
@@ -139,7 +139,7 @@ def processes(cluster: Cluster) -> list[psutil.Process]:
     """All that run there, but for sshd's, which outlast a cut link as TCP's connections do."""
     found = []
     for process in cluster.processes():
-        with contextlib.suppress(psutil.Error):
+        with suppress(psutil.Error):
             if not process.name().startswith("sshd"):
                 found.append(process)
     return found

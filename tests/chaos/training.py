@@ -27,6 +27,7 @@ from chainer.links import Linear
 from chainer.optimizers import Adam
 from chainer.training import StandardUpdater, Trainer
 from mpi4py import MPI
+from numpy.random import RandomState
 
 from chainermn_comm import create_communicator
 from chainermn_train import (
@@ -57,7 +58,7 @@ class PlannedModel(Model):
 def scatter(comm, plan):
     dataset = None
     if comm.rank == 0:
-        x = np.random.RandomState(0).uniform(size=(EXAMPLES, 4)).astype("f4")
+        x = RandomState(0).uniform(size=(EXAMPLES, 4)).astype("f4")
         dataset = TupleDataset(x, x.sum(axis=1, keepdims=True))
 
     def scatter_from(root):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -50,12 +50,12 @@ class Trial:
     wrongs: dict[str, str] = field(default_factory=dict)
 
 
-@contextlib.contextmanager
+@contextmanager
 def folder_of(case: Case, cluster: Cluster) -> Iterator[Path]:
     """A folder of a job, whose checkpoints lie on a small disk if the case fills it."""
     with (
         tempfile.TemporaryDirectory(prefix="chainermn-chaos-") as name,
-        contextlib.ExitStack() as undo,
+        ExitStack() as undo,
     ):
         folder = Path(name)
         for part in ("out", "status", "tmp"):

@@ -7,8 +7,8 @@ can be forgotten.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -125,7 +125,7 @@ class Counted:
         return value._array
 
 
-@contextlib.contextmanager
+@contextmanager
 def counted(
     name: str, comm: MPI.Intracomm, wire: str | None = None
 ) -> Iterator[tuple[Any, Counts]]:

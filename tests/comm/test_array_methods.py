@@ -8,6 +8,7 @@ import sys
 import ml_dtypes
 import numpy as np
 import pytest
+from numpy.random import default_rng
 
 from chainermn_comm import (
     CommunicationError,
@@ -101,7 +102,7 @@ def tuple_of_sizes(seed):
 
     So arrays of ranks differ in shape.
     """
-    random = np.random.default_rng(seed)
+    random = default_rng(seed)
     flat = [
         random.integers(0, 256, size).astype(np.uint8)
         for size in random.permutation(SIZES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.random import default_rng
 from numpy.testing import assert_array_equal
 
 from chainermn_comm.numbers import casts
@@ -41,7 +42,7 @@ def test_float32_beside_every_float16_is_rounded_to_nearest_even(offset):
 @pytest.mark.parametrize("wire", ["float16", "float32"])
 def test_numbers_are_scaled_before_they_are_rounded(wire):
     size = casts.BLOCK_ELEMENTS + 9
-    numbers = np.random.default_rng(3).standard_normal(size, "f4") * 1e-9
+    numbers = default_rng(3).standard_normal(size, "f4") * 1e-9
     scaled = np.empty(size, wire)
     casts.cast_into(numbers, scaled, 40)
     assert_array_equal(scaled, (numbers * 2.0**40).astype(wire))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+from copy import copy, deepcopy
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def test_the_abstract_members_are_those_of_the_specification():
     assert CommunicatorBase.__abstractmethods__ == REQUIRED - {"split"}
 
 
-@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
+@pytest.mark.parametrize("duplicate", [copy, deepcopy])
 def test_copies_of_what_holds_a_communicator_share_it(duplicate):
     comm = Alone()
     assert duplicate({"comm": comm, "list": []})["comm"] is comm

@@ -9,6 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 from ml_dtypes import finfo
+from numpy.random import default_rng
 from numpy.testing import assert_array_equal
 
 from tests.support.worlds.circulant import by_circulant
@@ -35,8 +36,8 @@ IN_FLOAT16 = ("any", "a few small", "below normal")
 
 def numbers(kind, rank, dtype):
     """Numbers of one kind: a fifth are zeros, and three fourths have the same sign on all ranks."""
-    random = np.random.default_rng([rank, len(kind)])
-    signs = np.random.default_rng(len(kind)).choice([-1, 1], COUNT)
+    random = default_rng([rank, len(kind)])
+    signs = default_rng(len(kind)).choice([-1, 1], COUNT)
     signs[::4] = random.choice([-1, 1], len(signs[::4]))
     size = 2 ** random.uniform(*POWERS[kind], COUNT)
     size[random.random(COUNT) < 0.2] = 0

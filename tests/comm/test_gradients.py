@@ -5,6 +5,7 @@ from __future__ import annotations
 import ml_dtypes  # noqa: F401  (NumPy knows bfloat16 by it)
 import numpy as np
 import pytest
+from numpy.random import default_rng
 from numpy.testing import assert_allclose, assert_array_equal
 
 from chainermn_comm import RankMismatchError, create_communicator
@@ -28,7 +29,7 @@ several_ranks = pytest.mark.sizes(2, 3, 4)
 
 
 def values(rank, shape, dtype="f4"):
-    random = np.random.default_rng([rank, *shape])
+    random = default_rng([rank, *shape])
     return np.asarray(random.standard_normal(shape)).astype(dtype)
 
 

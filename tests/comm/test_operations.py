@@ -7,6 +7,7 @@ from functools import reduce
 import ml_dtypes
 import numpy as np
 import pytest
+from numpy.random import default_rng
 
 from chainermn_comm import CommunicatorBase, RankMismatchError, create_communicator
 from tests.support.oracles.raised import raises_on_all
@@ -25,7 +26,7 @@ ours_and_inherited = pytest.mark.parametrize(
 
 
 def drawn(rank, size, dtype):
-    numbers = np.random.default_rng([rank, size]).standard_normal(size) * 50
+    numbers = default_rng([rank, size]).standard_normal(size) * 50
     return numbers.astype(dtype)
 
 

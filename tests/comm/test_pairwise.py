@@ -7,6 +7,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from numpy.random import default_rng
 
 from chainermn_comm import patient_waits
 from chainermn_comm.sums import pairwise
@@ -21,7 +22,7 @@ SIZES = (300_001, 1 << 20, 262_144, 1_000_003, 7)
 
 
 def gradients(rank, dtype):
-    rng = np.random.default_rng(rank)
+    rng = default_rng(rank)
     return {f"p{size}": rng.standard_normal(size, "f4").astype(dtype) for size in SIZES}
 
 

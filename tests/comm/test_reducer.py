@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from numpy.random import default_rng
 from numpy.testing import assert_array_equal
 
 from chainermn_comm import (
@@ -53,7 +54,7 @@ def comm(request, world):
 
 def buckets_of(rank, missing=""):
     """A rank's gradients, some of which are missing."""
-    random = np.random.default_rng(rank)
+    random = default_rng(rank)
     grads = {}
     for name, (shape, dtype) in ARRAYS.items():
         grads[name] = np.asarray(random.standard_normal(shape), dtype)

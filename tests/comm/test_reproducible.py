@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from numpy.random import default_rng
 from numpy.testing import assert_array_equal
 
 from tests.support.oracles.drawn_models import DTYPES, Entry, digest, model_of, models
@@ -87,7 +88,7 @@ def test_any_model_has_the_same_bits_by_all_names_over_all_topologies_in_any_pie
 
 def orders_differ(rank):
     """Numbers whose sum depends on the order of ranks."""
-    random = np.random.default_rng(rank)
+    random = default_rng(rank)
     numbers = random.standard_normal(3000) * 10.0 ** random.integers(-6, 6, 3000)
     return numbers.astype("f4")
 

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from numpy.random import default_rng
 
 from chainermn_comm import Sharding, global_norm
 from chainermn_comm.sharding import HOST_CHUNK
@@ -17,7 +18,7 @@ pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4)]
 
 
 def gradient(seed, *shape):
-    return np.random.default_rng(seed).standard_normal(shape)
+    return default_rng(seed).standard_normal(shape)
 
 
 def held(grad, *shardings):

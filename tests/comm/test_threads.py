@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
 import time
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy, deepcopy
 from types import SimpleNamespace
 
 import numpy as np
@@ -157,7 +157,7 @@ def test_a_communicator_and_what_holds_one_cannot_be_pickled(naive):
             pickle.dumps(thing)
         with raises_on_all(naive.rank == 0, TypeError, told):
             naive.bcast_obj(thing)
-    assert copy.deepcopy([naive])[0] is copy.copy(naive) is naive
+    assert deepcopy([naive])[0] is copy(naive) is naive
 
 
 def test_a_class_of_the_users_own_says_how_it_is_pickled(comm):

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from numpy.random import default_rng
 from numpy.testing import assert_equal
 
 from chainermn_comm.numbers.wire_format import WireFormat, absmax, choose_wire_format
@@ -17,7 +18,7 @@ FLOAT32 = np.dtype("f4")
 @pytest.mark.parametrize("size", [1, 70_000, 200_000])
 @pytest.mark.parametrize("place", [0, -1])
 def test_the_largest_magnitude_is_found_wherever_it_is(size, place):
-    numbers = np.random.default_rng(size).uniform(-1, 1, size).astype("f4")
+    numbers = default_rng(size).uniform(-1, 1, size).astype("f4")
     for largest in (3.0, -3.0, math.inf, math.nan):
         numbers[place] = largest
         assert_equal(absmax(numbers), abs(largest))

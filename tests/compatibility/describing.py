@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import chainer
 import numpy as np
+from chainer import Variable
 
 # Means of float32 that are added up in another order.
 CLOSE = {"rel_tol": 1e-5, "abs_tol": 1e-6}
@@ -29,7 +29,7 @@ def describe(value: Any) -> Any:
         }
     if isinstance(value, np.generic):
         return {"type": value.dtype.name, "value": value.item()}
-    if isinstance(value, chainer.Variable):
+    if isinstance(value, Variable):
         array = describe(value.array)
         return {
             "type": "Variable",

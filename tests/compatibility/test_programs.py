@@ -11,6 +11,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 from chainer.optimizers import SGD
+from numpy.random import RandomState
 
 from tests.compatibility.programs import (
     duck_typed_optimizer,
@@ -116,7 +117,7 @@ def of_communicator_subclass(ranks):
     np.random.seed(0)
     model = L.Linear(3, 1)
     optimizer = SGD(lr=0.125).setup(model)
-    inputs = np.random.RandomState(1).uniform(-1, 1, (24, 3)).astype(np.float32)
+    inputs = RandomState(1).uniform(-1, 1, (24, 3)).astype(np.float32)
     for step in range(6):
         parts = batches(inputs, ranks, 4, step)
         step_along_mean(

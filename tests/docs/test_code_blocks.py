@@ -7,10 +7,10 @@ from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
-import chainer
 import click
 import numpy as np
 import pytest
+from chainer import Variable
 
 from chainermn_tools import cli
 from tests.support.jobs.commands import environment
@@ -190,7 +190,7 @@ def parameters_below(variable):
 @pytest.fixture
 def finite_gradients(monkeypatch):
     """Backward fails where it adds to the NaN that a new link has for gradients."""
-    real = chainer.Variable.backward
+    real = Variable.backward
 
     def backward(variable, *args, **kwargs):
         below = [*parameters_below(variable)]
@@ -199,7 +199,7 @@ def finite_gradients(monkeypatch):
         for grad in grads:
             assert np.isfinite(grad).all(), "no cleargrads()"
 
-    monkeypatch.setattr(chainer.Variable, "backward", backward)
+    monkeypatch.setattr(Variable, "backward", backward)
 
 
 @pytest.mark.world

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.random import RandomState
 from PIL import Image
 
 from tests.support.jobs.examples import (
@@ -215,7 +216,7 @@ def test_the_generator_comes_near_to_digits(world, folder):
 
 def distance(chainer, generator, digits):
     """The mean distance from digits to the nearest of the images that it makes."""
-    z = generator.draw(256, np.random.RandomState(1))
+    z = generator.draw(256, RandomState(1))
     with chainer.using_config("train", False):
         images = generator(z).array.reshape(-1, 64)
     between = ((images[:, None] - digits) ** 2).mean(axis=2) ** 0.5

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import re
 import time
+from contextlib import suppress
 from itertools import product
 
 import numpy as np
@@ -189,7 +189,7 @@ def test_a_block_left_by_an_exception_frees_the_gpu_and_waits_for_nobody(
         gpus.settle(world, comm)
         if world.rank == world.size - 1:  # the others never leave the block
             before = sum(double.memory.values())
-            with contextlib.suppress(ZeroDivisionError), comm:
+            with suppress(ZeroDivisionError), comm:
                 raise ZeroDivisionError
             gc.collect()
             while name != "flat" and sum(double.memory.values()) == before:

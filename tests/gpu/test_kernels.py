@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.random import default_rng
 from numpy.testing import assert_array_equal
 
 from chainermn_comm.gpu import kernels
@@ -119,7 +120,7 @@ ARRAYS = st.lists(st.tuples(ANY_SIZE, st.sampled_from(FLOATS)), max_size=40)
 )
 def test_any_mix_of_arrays(compiled, letter, arrays, offset, grid):
     """As the double of the kernels, which NumPy's casts make."""
-    rng = np.random.default_rng([len(arrays), offset])
+    rng = default_rng([len(arrays), offset])
     # Each array is aligned to its own size and no more.
     grads = [interesting(rng, size + offset, dtype)[offset:] for size, dtype in arrays]
     table = table_of(grads)
@@ -149,7 +150,7 @@ def test_any_mix_of_arrays(compiled, letter, arrays, offset, grid):
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_bfloat16_has_the_bits_of_numpys_casts(compiled, dtype):
     """Also floats on, and just beside, the middle between any two bfloat16 numbers."""
-    values = interesting(np.random.default_rng(0), 50_000, dtype)
+    values = interesting(default_rng(0), 50_000, dtype)
     if dtype == "f4":
         every = np.arange(1 << 16, dtype="u4") << 16
         beside = [(every + rest).view("f4") for rest in (0x7FFF, 0x8000, 0x8001)]
@@ -173,7 +174,7 @@ SIZES = (1, 0, kernels.TILE - 1, kernels.TILE, kernels.TILE + 1, 300_001)
 @pytest.mark.parametrize("wire", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("chunk_bytes", [1 << 16, 1 << 30])
 def test_pack_and_unpack_do_what_numpy_does(gpu, wire, chunk_bytes):
-    rng = np.random.default_rng(0)
+    rng = default_rng(0)
     arrays = [interesting(rng, size, dtype) for size in SIZES for dtype in FLOATS]
     grads = [gpus.put(array) for array in arrays]
     keep = []

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
+from contextlib import ExitStack
 from itertools import product
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.random import default_rng
 from numpy.testing import assert_allclose
 
 from chainermn_comm import create_communicator
@@ -93,7 +94,7 @@ def test_any_model_over_any_topology(world, gpu, name, times):
     if name in NCCL:
         gpus.one_each(world)
     comms = {}
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         topologies = IMPOSED[world.size]
         if name not in BY_NODES:
             topologies = topologies[:1]
@@ -158,7 +159,7 @@ def test_in_16_bits_a_mean_is_within_its_bound(world, one_each, wire, exponent):
     """That of docs/decisions/gpus.md."""
     rows = []
     for rank in range(world.size):
-        numbers = np.random.default_rng(rank).standard_normal(5000)
+        numbers = default_rng(rank).standard_normal(5000)
         rows.append(np.ldexp(numbers, exponent).astype("f4"))
     nodes = IMPOSED[world.size][-1]
     with on_nodes(nodes, allreduce_grad_dtype=wire) as comm:

@@ -6,6 +6,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+from numpy.random import default_rng
 
 from tests.support.doubles.gpus import NCCL, STAGED, means_of
 from tests.support.worlds.models import with_grads
@@ -16,7 +17,7 @@ pytestmark = [pytest.mark.world, pytest.mark.sizes(3, 4)]
 
 def arrays(rank):
     """Of which sums in other orders have other bits."""
-    random = np.random.default_rng(rank)
+    random = default_rng(rank)
     shapes = ((700,), (3, 5), (), (0,), (20_001,))
     return [
         np.asarray(

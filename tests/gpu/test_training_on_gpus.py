@@ -8,9 +8,10 @@ from __future__ import annotations
 import chainer
 import chainer.functions as F
 import chainer.links as L
-import numpy as np
 import pytest
+from chainer import Sequential
 from chainer.optimizers import Adam, MomentumSGD
+from numpy.random import default_rng
 
 from chainermn_comm import RankMismatchError, create_communicator
 from tests.support.doubles import gpus
@@ -36,14 +37,14 @@ def comm(request, world, device):
 
 def network():
     """The same weights on each call."""
-    random = np.random.default_rng(0)
+    random = default_rng(0)
 
     def linear(n_in, n_out):
         return L.Linear(
             n_in, n_out, initialW=random.standard_normal((n_out, n_in)).astype("f4")
         )
 
-    return L.Classifier(chainer.Sequential(linear(6, 40), F.relu, linear(40, 3)))
+    return L.Classifier(Sequential(linear(6, 40), F.relu, linear(40, 3)))
 
 
 def network_on_gpu():
@@ -56,7 +57,7 @@ def network_on_gpu():
 
 def batches(number, ranks):
     """Of all ranks put together."""
-    random = np.random.default_rng(1)
+    random = default_rng(1)
     rows = ROWS * ranks
     return [
         (

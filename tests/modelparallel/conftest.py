@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
+from numpy.random import default_rng
 
 from tests.support.training.trainers import all_compared as all_compared
 from tests.support.worlds.third_party import PlainCommunicator
@@ -28,4 +28,4 @@ def comm(request):
 @pytest.fixture
 def random():
     """The same numbers on each rank, so that each can compute the single-process equivalent."""
-    return np.random.default_rng(20261120)
+    return default_rng(20261120)

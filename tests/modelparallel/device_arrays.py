@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,7 +35,7 @@ def _array_module(*arrays: Any) -> Any:
     return np
 
 
-@contextlib.contextmanager
+@contextmanager
 def received_on_devices(comm: Any) -> Iterator[None]:
     """What this rank receives of `comm` is on its device."""
     original = comm.recv_with_metadata

@@ -10,7 +10,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
-from chainer import Variable
+from chainer import Variable, using_config
 from numpy.testing import assert_allclose, assert_array_equal
 
 from chainermn_comm import PeerError, RankMismatchError
@@ -106,7 +106,7 @@ def test_parts_give_what_the_whole_batch_gives(comm, random, shards, form, dtype
             both.close(both.total(ours.grad), theirs.grad)
         both.close(both.link.avg_mean, both.alone.avg_mean)
         both.close(both.link.avg_var, both.alone.avg_var)
-    with chainer.using_config("train", False):
+    with using_config("train", False):
         y = both.alone(both.data.astype(both.wide))
         both.close(both.link(both.part).array, y.array[both.mine])
 
@@ -250,7 +250,7 @@ def test_an_unknown_backend_and_communicator_are_refused(comm):
 @pytest.mark.parametrize("dtype", [None, np.float16, np.float64, chainer.mixed16])
 @pytest.mark.parametrize("setting", [None, np.float16, np.float64, chainer.mixed16])
 def test_dtypes_are_those_of_chainers_own_link(comm, dtype, setting):
-    with chainer.using_config("dtype", setting or np.float32):
+    with using_config("dtype", setting or np.float32):
         ours = MultiNodeBatchNormalization(3, comm, dtype=dtype)
         chainers = L.BatchNormalization(3, dtype=dtype)
     for name in ("gamma", "avg_mean"):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 from collections import namedtuple
+from copy import copy, deepcopy
 from operator import methodcaller
 
-import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
-from chainer import Variable
+from chainer import Chain, ChainList, Sequential, Variable
 from numpy.testing import assert_allclose, assert_array_equal
 
 from chainermn_modelparallel import MultiNodeChainList
@@ -81,9 +80,7 @@ def test_any_graph(comm, examples):
 
 
 @pytest.mark.sizes(2)
-@pytest.mark.parametrize(
-    "duplicate", [copy.copy, copy.deepcopy, methodcaller("copy", "init")]
-)
+@pytest.mark.parametrize("duplicate", [copy, deepcopy, methodcaller("copy", "init")])
 def test_a_copy_works_beside_the_original(comm, duplicate):
     model = MultiNodeChainList(comm)
     if comm.rank == 0:
@@ -98,7 +95,7 @@ def test_a_copy_works_beside_the_original(comm, duplicate):
     outputs = [each(np.ones((1, 2), "f")) for each in models]
     for output in reversed(outputs):
         graphs.loss_of(output).backward()
-    for param in chainer.ChainList(*models).params():
+    for param in ChainList(*models).params():
         assert np.isfinite(param.grad).all()
 
 
@@ -116,9 +113,9 @@ def test_wrong_components_are_refused_by_name(comm, wrong, error, text):
     model = MultiNodeChainList(comm)
     with pytest.raises(ValueError, match="add each component with add_link"):
         model()
-    model.add_link(chainer.Chain())
+    model.add_link(Chain())
     with pytest.raises(error, match=f"rank {comm.rank}: .*{text}"):
-        model.add_link(**{"link": chainer.Chain(), **wrong})
+        model.add_link(**{"link": Chain(), **wrong})
     assert len(model) == 1
 
 
@@ -148,14 +145,14 @@ def test_variables_within_the_output_lead_back_to_other_ranks(comm, ranks):
     w = Variable(np.ones(2))
     x = Variable(np.ones(2))
     if comm.rank == 0:
-        model.add_link(chainer.Sequential(F.square), rank_out=ranks([1]))
+        model.add_link(Sequential(F.square), rank_out=ranks([1]))
         for expected in (2, 0):
             x.cleargrad()
             model(x).backward()
             assert_array_equal(x.grad, np.full(2, expected))
     else:
         pair = namedtuple("pair", "mine others")
-        give = chainer.Sequential(
+        give = Sequential(
             lambda x: {"loss": pair([F.sum(w)], F.sum(x)), "n": [None, np.ones(1)]}
         )
         model.add_link(give, rank_in=ranks([0]))
@@ -168,7 +165,7 @@ def test_variables_within_the_output_lead_back_to_other_ranks(comm, ranks):
 
 def test_a_component_added_to_a_copy_is_not_the_originals(comm):
     model = MultiNodeChainList(comm)
-    model.add_link(chainer.Sequential(F.square))
+    model.add_link(Sequential(F.square))
     twin = model.copy()
-    twin.add_link(chainer.Sequential(F.square), comm.rank, comm.rank)
+    twin.add_link(Sequential(F.square), comm.rank, comm.rank)
     assert_array_equal(model(np.full(2, 3, "f")).array, [9, 9])

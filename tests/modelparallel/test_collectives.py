@@ -11,7 +11,7 @@ import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
-from chainer import Variable
+from chainer import Parameter, Variable, no_backprop_mode, using_config
 from numpy.testing import assert_allclose, assert_array_equal
 
 from chainermn_comm import PeerError, RankMismatchError, create_communicator
@@ -192,7 +192,7 @@ def test_gather_gives_none_off_root_unless_backward_starts_there(comm):
 
 def test_without_gradients_nothing_waits(comm):
     y = bcast(comm, np.ones(2, "f"))
-    with chainer.no_backprop_mode():
+    with no_backprop_mode():
         assert not allreduce(comm, Variable(np.ones(2, "f"))).requires_grad
     w = Variable(np.ones(2, "f"))
     if comm.rank == 0:  # would hang if it went through bcast
@@ -226,7 +226,7 @@ WRONG = [
     (scatter, (), TypeError, "got NoneType"),
     (reduce_scatter, ([ONE] * 9,), ValueError, "one for each rank, got"),
     (allreduce, (ONE, "max"), ValueError, 'must be "sum" or "mean"'),
-    (allgather, (chainer.Parameter(name="W"),), ValueError, "x is a parameter that"),
+    (allgather, (Parameter(name="W"),), ValueError, "x is a parameter that"),
 ]
 
 
@@ -312,7 +312,7 @@ def test_backward_in_different_orders_raises_on_all(comm):
 def test_a_graph_on_some_ranks_only_gives_values_but_no_gradients(comm):
     """Each way of a script that evaluates, with the mode on one rank alone; backward is told."""
     x = Variable(np.ones(2))
-    with chainer.using_config("enable_backprop", comm.rank != 0):
+    with using_config("enable_backprop", comm.rank != 0):
         y = allreduce(comm, x)
         gather(comm, x)
     assert_array_equal(y.array, np.full(2, comm.size))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
+from contextlib import nullcontext
+from copy import deepcopy
 from typing import Any, NamedTuple
 
-import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from chainer import Link, Parameter, Sequential, using_config
 from chainer.optimizers import SGD
 from numpy.testing import assert_allclose
 
@@ -36,17 +36,17 @@ LR = 2.0**-11
 
 @pytest.fixture
 def half_precision():
-    with chainer.using_config("dtype", np.float16), np.errstate(all="ignore"):
+    with using_config("dtype", np.float16), np.errstate(all="ignore"):
         yield
 
 
-class Scale(chainer.Link):
+class Scale(Link):
     """Multiplies by its parameters."""
 
     def __init__(self, value):
         super().__init__()
         with self.init_scope():
-            self.w = chainer.Parameter(np.full(3, value, np.float16))
+            self.w = Parameter(np.full(3, value, np.float16))
 
     def forward(self, x):
         return x * F.broadcast_to(self.w, x.shape)
@@ -86,14 +86,14 @@ def placed(comm, copies=1, wrapped=False):
     if here + 1 < parts:
         after = here + 1
     model.add_link(
-        copy.deepcopy(links[here]),
+        deepcopy(links[here]),
         before,
         after,
     )
     optimizer = SGD(LR)
     if wrapped:
         optimizer = create_multi_node_optimizer(optimizer, comm.split(here, comm.rank))
-    whole = chainer.Sequential(*links)
+    whole = Sequential(*links)
     x = np.full((2, 3), 64, np.float16)
     return Case(
         optimizer.setup(model),
@@ -193,7 +193,7 @@ def test_a_hook_that_fails_on_one_rank_leaves_ranks_in_step(comm, wrapped):
     if comm.rank == 0:
         expected = pytest.raises(ArithmeticError)
     else:
-        expected = contextlib.nullcontext()
+        expected = nullcontext()
     with expected:
         case.optimizer.update(case.lossfun)
     assert comm.allgather_obj("here") == ["here"] * comm.size
@@ -212,7 +212,7 @@ def test_a_chain_list_refuses_scales_of_each_rank(comm, wrapped, in_a_chain):
     optimizer = case.optimizer
     model = case.optimizer.target
     if in_a_chain:
-        optimizer.setup(chainer.Sequential(model, loss_of))
+        optimizer.setup(Sequential(model, loss_of))
     optimizer.set_loss_scale(8.0)  # which stays as it is
     optimizer.update(case.lossfun)
     optimizer.loss_scaling()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 
-import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
-from chainer import Sequential
+from chainer import Chain, ChainList, Parameter, Sequential, using_config
 from chainer.link_hooks import TimerHook
 from chainer.optimizers import Adam
 from numpy.testing import assert_array_equal
@@ -19,7 +18,7 @@ from chainermn_modelparallel import MultiNodeBatchNormalization, create_mnbn_mod
 pytestmark = pytest.mark.world
 
 
-class Block(chainer.Chain):
+class Block(Chain):
     """A chain with a parameter, a persistent value and a setting of its own."""
 
     def __init__(self, size=4):
@@ -27,7 +26,7 @@ class Block(chainer.Chain):
         self.add_persistent("counter", np.array(7))
         self.slope = 0.5
         with self.init_scope():
-            self.scale = chainer.Parameter(np.array(2.0, "f"))
+            self.scale = Parameter(np.array(2.0, "f"))
             self.linear = L.Linear(None, size)
             self.bn = L.BatchNormalization(size, decay=0.7, eps=1e-3)
 
@@ -36,7 +35,7 @@ class Block(chainer.Chain):
         return y * F.broadcast_to(self.scale, y.shape)
 
 
-class Blocks(chainer.ChainList):
+class Blocks(ChainList):
     def forward(self, x):
         for link in self:
             x = link(x)
@@ -91,7 +90,7 @@ def test_values_are_kept_and_not_shared(comm, random):
     for path, param in ours.items():
         assert not np.shares_memory(param.array, theirs[path].array)
     assert converted[0].counter == 8
-    with chainer.using_config("train", False):
+    with using_config("train", False):
         assert_array_equal(converted(x).array, original(x).array)
 
 
@@ -100,7 +99,7 @@ def test_a_link_used_twice_is_converted_once(comm):
     converted = create_mnbn_model(Sequential(shared, Block(), shared), comm)
     assert converted[0] is converted[2]
     assert type(converted[0]) is MultiNodeBatchNormalization
-    chain = chainer.Chain(a=Block(), b=L.BatchNormalization(4))
+    chain = Chain(a=Block(), b=L.BatchNormalization(4))
     chain.again = chain.a.bn  # an attribute that is not registered
     with chain.a.bn.init_scope():
         chain.a.bn.gamma = chain.b.gamma
@@ -145,9 +144,7 @@ class Doubled(BatchNormalization):
 
 
 def test_subclasses_that_only_construct_are_converted(comm):
-    model = chainer.Chain(
-        a=BatchNormalization(3), b=Doubled(3), c=L.BatchRenormalization(3)
-    )
+    model = Chain(a=BatchNormalization(3), b=Doubled(3), c=L.BatchRenormalization(3))
     with pytest.warns(UserWarning, match="leaves /[bc] as it is: .*") as warned:
         converted = create_mnbn_model(model, comm)
     assert len(warned) == 2
@@ -155,7 +152,7 @@ def test_subclasses_that_only_construct_are_converted(comm):
     assert [type(each) for each in converted.children()] == kinds
     assert converted.a.eps == 1e-3
     assert converted.a.remark == "mine"
-    create_mnbn_model(chainer.Chain(a=converted.a), comm)  # warns of nothing
+    create_mnbn_model(Chain(a=converted.a), comm)  # warns of nothing
 
 
 def test_wrong_arguments_raise(comm):

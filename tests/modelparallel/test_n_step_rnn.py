@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import copy
+from copy import deepcopy
 
-import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from chainer import no_backprop_mode
 from chainer.links.rnn.n_step_rnn import NStepRNNBase
 from chainer.optimizers import SGD
+from numpy.random import default_rng
 from numpy.testing import assert_allclose
 
 from chainermn_modelparallel import create_multi_node_n_step_rnn, pseudo_connect
@@ -41,7 +42,7 @@ LENGTHS = (4, 2, 3)
 
 def rnn_of(kind, seed):
     link = kind(LAYERS, UNITS, UNITS, 0.0)
-    random = np.random.default_rng(seed)
+    random = default_rng(seed)
     for _, param in sorted(link.namedparams()):
         param.array = random.normal(size=param.shape)
     link.cleargrads()  # which are NaN of the old dtype
@@ -49,7 +50,7 @@ def rnn_of(kind, seed):
 
 
 def sequences(seed):
-    random = np.random.default_rng(seed)
+    random = default_rng(seed)
     return [random.normal(size=(length, UNITS)) for length in LENGTHS]
 
 
@@ -109,7 +110,7 @@ def test_states_and_their_gradients_cross_ranks(comm, kind, own):
 def test_other_kinds_of_states_are_refused_by_name(comm):
     if comm.rank == 0:
         link = create_multi_node_n_step_rnn(rnn_of(L.NStepGRU, 0), comm, rank_out=1)
-        with chainer.no_backprop_mode():
+        with no_backprop_mode():
             link(sequences(0))
     else:
         link = create_multi_node_n_step_rnn(rnn_of(L.NStepLSTM, 0), comm, rank_in=0)
@@ -130,7 +131,7 @@ def test_wrong_arguments_and_copies(comm):
     with pytest.raises(ValueError, match="rank must be an integer from 0 to"):
         create_multi_node_n_step_rnn(gru, comm, rank_out=comm.size)
     link = create_multi_node_n_step_rnn(gru, comm)
-    assert copy.deepcopy(link).communicator is comm
+    assert deepcopy(link).communicator is comm
     assert link(sequences(0))[-1] is None
     names = [name for name, _ in link.namedparams()]
     assert set(names) == {"/actual_rnn" + name for name, _ in gru.namedparams()}

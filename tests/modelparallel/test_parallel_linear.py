@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import copy
+from copy import deepcopy
 
 import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
-from chainer import Variable
+from chainer import Chain, ChainList, Parameter, Variable, using_config
 from chainer.optimizers import SGD
 from chainer.serializers import load_npz, save_npz
 from chainer.utils.type_check import InvalidType
@@ -33,7 +33,7 @@ EACH = pytest.mark.parametrize("kind", [ColumnParallelLinear, RowParallelLinear]
 
 @pytest.fixture(params=TOLERANCE)
 def dtype(request):
-    with chainer.using_config("dtype", request.param):
+    with using_config("dtype", request.param):
         yield request.param
 
 
@@ -94,7 +94,7 @@ def test_values_and_gradients_are_those_of_one_process(
 @pytest.mark.parametrize("gathered", [False, True])
 def test_a_pair_is_differentiated_twice_as_in_one_process(comm, random, gathered):
     """Megatron's pair: columns, an activation, rows; it needs no gathering between."""
-    with chainer.using_config("dtype", np.float64):
+    with using_config("dtype", np.float64):
         np.random.seed(3)
         alone = L.Linear(4, 9), L.Linear(9, 2)
         np.random.seed(3)
@@ -117,7 +117,7 @@ def test_a_pair_is_differentiated_twice_as_in_one_process(comm, random, gathered
 
 def penalized(first, second, x):
     """Return the gradients of a function of a gradient."""
-    links = chainer.ChainList(first, second)
+    links = ChainList(first, second)
     links.cleargrads()
     x.cleargrad()
     loss = F.sum(second(F.tanh(first(x))) ** 3)
@@ -131,7 +131,7 @@ def test_copies_hold_a_ranks_own_part(comm, random, kind):
     link, alone = both(kind, comm)
     taken_over = kind(7, 5, comm, initialW=alone.W.array, initial_bias=alone.b.array)
     x = random.standard_normal((2, 7)).astype("f")
-    for each in (taken_over, copy.deepcopy(link), link.copy("copy")):
+    for each in (taken_over, deepcopy(link), link.copy("copy")):
         assert_array_equal(each(x).array, link(x).array)
     np.random.seed(11)
     drawn = link.copy("init")
@@ -170,7 +170,7 @@ def test_wrong_sizes_raise(comm):
         RowParallelLinear(comm.size - 1, 3, comm)
 
 
-class Model(chainer.Chain):
+class Model(Chain):
     """Plain links around the two parallel ones; all ranks seed it alike."""
 
     def __init__(self, comm):
@@ -350,7 +350,7 @@ def test_an_optimizer_over_the_ranks_that_divide_a_model_is_refused(comm):
 @EACH
 def test_an_array_takes_the_place_of_a_drawn_matrix(comm, tmp_path, kind):
     link, _ = both(kind, comm)
-    link.W = chainer.Parameter(link.W.array)
+    link.W = Parameter(link.W.array)
     file = tmp_path / f"{comm.rank}.npz"
     save_npz(file, link)
     load_npz(file, link)
@@ -358,7 +358,7 @@ def test_an_array_takes_the_place_of_a_drawn_matrix(comm, tmp_path, kind):
     assert_array_equal(link(x).array, both(kind, comm)[0](x).array)
 
 
-@pytest.mark.parametrize("duplicate", [lambda model: model, copy.deepcopy])
+@pytest.mark.parametrize("duplicate", [lambda model: model, deepcopy])
 def test_parameters_say_how_ranks_hold_them(comm, duplicate):
     model = duplicate(Model(comm))
     kinds = {

@@ -9,7 +9,7 @@ import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
-from chainer import Variable
+from chainer import Sequential, Variable, no_backprop_mode
 from numpy.testing import assert_array_equal
 
 from chainermn_comm import RankMismatchError
@@ -52,7 +52,7 @@ def test_a_receiver_alone_in_no_backprop_mode_gets_the_value(comm, backward):
             with pytest.warns(RuntimeWarning, match="dropped before backward"):
                 del delegate
     else:
-        with chainer.no_backprop_mode():
+        with no_backprop_mode():
             y = recv(comm, 0, tag=4)
         assert_array_equal(y.array, [1, 1])
         assert not y.requires_grad
@@ -135,7 +135,7 @@ def test_what_both_dropped_is_in_nobodys_way(comm):
 
 def model_without_delegate(comm):
     model = MultiNodeChainList(comm)
-    model.add_link(chainer.Sequential(lambda y: y * 3), 0, None)
+    model.add_link(Sequential(lambda y: y * 3), 0, None)
     return model()
 
 
@@ -190,7 +190,7 @@ def test_nothing_is_told_of_what_was_visited_or_needs_no_gradient(comm):
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         step(train=True)
-        with chainer.no_backprop_mode():
+        with no_backprop_mode():
             step(train=False)
         gc.collect()
     assert [str(each.message) for each in told if each.category is RuntimeWarning] == []

@@ -10,7 +10,7 @@ import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
-from chainer import Variable
+from chainer import Parameter, Variable
 from numpy.testing import assert_array_equal
 
 from chainermn_modelparallel import pseudo_connect, recv, send
@@ -198,7 +198,7 @@ WRONG = [
     ({"x": ()}, ValueError, "there is nothing to send"),
     ({"x": "text"}, TypeError, "x must be a variable.*got str"),
     ({"x": (np.ones(1), 1.0)}, TypeError, "x must be a variable.*got float"),
-    ({"x": chainer.Parameter(name="W")}, ValueError, "x is a parameter that is not"),
+    ({"x": Parameter(name="W")}, ValueError, "x is a parameter that is not"),
     ({"delegate_variable": 3}, TypeError, "delegate_variable must be .*got int"),
 ]
 

@@ -9,18 +9,19 @@ computes the whole in one process, from the same weights.
 
 from __future__ import annotations
 
-import chainer
 import chainer.functions as F
 import chainer.links as L
 import chainermn
 import numpy as np
 import pytest
+from chainer import Chain, ChainList, using_config
+from numpy.random import default_rng
 from numpy.testing import assert_allclose
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2)]
 
 
-class MLP(chainer.Chain):
+class MLP(Chain):
     def __init__(self, n_in, n_hidden, n_out):
         super(MLP, self).__init__(
             l1=L.Linear(n_in, n_hidden),
@@ -47,7 +48,7 @@ class Model1(chainermn.MultiNodeChainList):
         self.add_link(MLP(20, 5, 10), rank_in=0, rank_out=0)
 
 
-class NN0(chainer.Chain):
+class NN0(Chain):
     def __init__(self):
         super().__init__(l=L.Linear(4, 4))
 
@@ -57,7 +58,7 @@ class NN0(chainer.Chain):
         return y0, y1
 
 
-class NN1(chainer.Chain):
+class NN1(Chain):
     def __init__(self):
         super().__init__(l=L.Linear(4, 4))
 
@@ -81,7 +82,7 @@ class Model_on_Process_1(chainermn.MultiNodeChainList):
 @pytest.fixture(autouse=True)
 def same_weights_on_all_ranks():
     np.random.seed(0)
-    with chainer.using_config("dtype", np.float64):
+    with using_config("dtype", np.float64):
         yield
 
 
@@ -91,7 +92,7 @@ def loss_of(y):
 
 def check(model, units, parts, mine):
     """Give this rank's model the weights of its parts; it gives what all parts give."""
-    x = y = np.random.default_rng(7).normal(size=(2, units))
+    x = y = default_rng(7).normal(size=(2, units))
     for part in parts:
         part.cleargrads()  # which are NaN, equal to any other
         y = part(y)
@@ -107,7 +108,7 @@ def check(model, units, parts, mine):
         assert_allclose(found.array, y.array, rtol=1e-12)
     loss_of(found).backward()
     for param, part in zip(
-        model.params(), chainer.ChainList(*parts[mine]).params(), strict=True
+        model.params(), ChainList(*parts[mine]).params(), strict=True
     ):
         assert_allclose(param.grad, part.grad, rtol=1e-12, atol=1e-12)
 

@@ -12,6 +12,7 @@ import traceback
 import warnings
 
 import numpy as np
+from numpy.random import RandomState
 from numpy.testing import assert_allclose
 
 # What reads and writes Caffe's models was generated for a protobuf before 4.
@@ -133,7 +134,7 @@ def check_mean_of_float16():
     from chainer import DictSummary
     from chainer.reporter import Summary
 
-    values = np.random.RandomState(0).uniform(2.0, 3.0, 20_000).astype(np.float16)
+    values = RandomState(0).uniform(2.0, 3.0, 20_000).astype(np.float16)
     expected = values.astype(np.float64)
     half = np.float16(0.5)
     summary = DictSummary()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import chainer
 import numpy as np
 import pytest
+from chainer import using_config
 from chainer.optimizers import SGD
 
 from chainermn_comm import create_communicator
@@ -113,7 +113,7 @@ def trainer_for(tmp_path):
 @pytest.fixture
 def double_precision():
     """New parameters are float64."""
-    with chainer.using_config("dtype", np.dtype("float64")):
+    with using_config("dtype", np.dtype("float64")):
         yield
 
 

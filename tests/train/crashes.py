@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 State = tuple[tuple[str, bytes], ...]  # name and contents of each file
 
 
-@contextlib.contextmanager
+@contextmanager
 def crashes(folder: Path) -> Iterator[set[State]]:
     """Collect what is in the folder whenever this process renames, removes or syncs a file there.
 

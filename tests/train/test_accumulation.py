@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import partial
 from types import SimpleNamespace
 
-import chainer
 import numpy as np
 import pytest
+from chainer import Parameter, using_config
 from chainer.optimizers import SGD
 from chainer.serializers import DictionarySerializer, NpzDeserializer
 from numpy.testing import assert_array_equal
@@ -52,7 +52,7 @@ def test_a_last_step_of_more_updates_on_some_ranks_counts_each_once(
 
 def test_sixteen_bit_gradients_are_added_in_float32(naive):
     """Their sum would be infinite, their mean is not."""
-    with chainer.using_config("dtype", np.dtype("float16")):
+    with using_config("dtype", np.dtype("float16")):
         model = net(0)
         optimizer = accumulating(naive, model, 4, lr=2.0**-10)
         model.first.b.array[...] = 0
@@ -101,7 +101,7 @@ def test_sums_of_a_snapshot_go_to_the_device_of_the_parameter(monkeypatch):
     state = DictionarySerializer()
     saved.serialize(state, model, 0, 1)
     device = SimpleNamespace(send=lambda array: array.view(ElsewhereArray))
-    monkeypatch.setattr(chainer.Parameter, "device", device)
+    monkeypatch.setattr(Parameter, "device", device)
     reader = NpzDeserializer(state.target)
     resumed.serialize(reader, model, 0, 1)
     grads = [each.grad for each in resumed.sums.gradients]

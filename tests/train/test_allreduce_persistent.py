@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import chainer
 import chainer.links as L
 import numpy as np
 import pytest
+from chainer import Chain, Link
+from numpy.random import RandomState
 from numpy.testing import assert_allclose, assert_array_equal
 
 from chainermn_comm import RankMismatchError
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.world
 MISSING = object()
 
 
-class Holder(chainer.Link):
+class Holder(Link):
     """A link with the persistent values given."""
 
     def __init__(self, **values):
@@ -31,7 +32,7 @@ def test_floats_of_every_width_are_averaged_in_place(comm, dtype):
     array = np.full((2, 3), 60000 + 64 * comm.rank, dtype).T
     values = {"scalar": array[0, 0], "number": float(comm.rank), "text": f"{comm.rank}"}
     model = Holder(array=array, empty=np.empty(0, dtype), **values)
-    AllreducePersistent(chainer.Chain(a=model), comm)()
+    AllreducePersistent(Chain(a=model), comm)()
     mean = dtype(60000 + 64 * (comm.size - 1) / 2)
     assert model.array is array
     assert_array_equal(array, np.full((3, 2), mean))
@@ -46,7 +47,7 @@ def test_floats_of_every_width_are_averaged_in_place(comm, dtype):
 def test_a_rank_that_has_had_no_examples_gets_the_mean_of_the_others(comm):
     norm = L.BatchNormalization(axis=0)
     if comm.rank:
-        norm(np.random.RandomState(comm.rank).rand(8, 3).astype(np.float32))
+        norm(RandomState(comm.rank).rand(8, 3).astype(np.float32))
     own = comm.allgather_obj(norm.avg_mean)
     AllreducePersistent(norm, comm)()
     assert_allclose(norm.avg_mean, np.mean(own[1:], axis=0), rtol=1e-6)

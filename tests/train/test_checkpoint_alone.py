@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import chainer
 import chainer.links as L
 import numpy as np
 import pytest
+from chainer import Chain, Link
 from chainer.optimizers import SGD
 from numpy.testing import assert_array_equal
 
@@ -24,7 +24,7 @@ from tests.support.training.trainers import same_everywhere
 pytestmark = [pytest.mark.world, pytest.mark.usefixtures("unsynced")]
 
 
-class Both(chainer.Link):
+class Both(Link):
     """A model and its optimizer as one object to save."""
 
     def __init__(self, model, optimizer):
@@ -37,9 +37,7 @@ class Both(chainer.Link):
 
 
 def test_model_with_children_called_as_what_a_trainer_has(naive, folder):
-    model = chainer.Chain(
-        **{name: L.Linear(2, 3) for name in ("out", "updater", "iteration")}
-    )
+    model = Chain(**{name: L.Linear(2, 3) for name in ("out", "updater", "iteration")})
     make_checkpointer(naive, folder).save(model)
     expected = bits(model)
     model.out.W.array[:] = 0

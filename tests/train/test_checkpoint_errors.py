@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
+from contextlib import nullcontext
 from unittest import mock
 
 import pytest
@@ -90,7 +90,7 @@ def test_what_fails_on_one_rank_while_others_count_the_save_keeps_it(naive, fold
     if is_last:
         context = planted
     else:
-        context = contextlib.nullcontext()
+        context = nullcontext()
     with (
         mock.patch.object(naive, "handshake", fail_once_the_file_is_there),
         context,

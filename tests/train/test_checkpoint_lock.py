@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
@@ -11,6 +10,7 @@ import socket
 import subprocess
 import sys
 import warnings
+from contextlib import contextmanager
 
 import pytest
 
@@ -107,7 +107,7 @@ while not end.exists():
 """
 
 
-@contextlib.contextmanager
+@contextmanager
 def job(folder, end):
     """A job that has saved, goes on until ``end`` is there, and has a worker process."""
     command = [sys.executable, "-c", JOB, folder, end]

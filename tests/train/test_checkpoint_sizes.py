@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import zlib
 
-import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from chainer import Link, Sequential
 from chainer.iterators import SerialIterator
 from chainer.optimizers import SGD
 from chainer.serializers import load_npz
 from chainer.training import StandardUpdater
+from numpy.random import RandomState
 from numpy.testing import assert_allclose, assert_array_equal
 
 from chainermn_comm import PeerError
@@ -50,11 +51,11 @@ def test_what_is_the_same_is_saved_once(naive, folder, background):
     shared = {"zeros": np.zeros(40_000), "ones": np.ones(40_000)}
     own = {
         # An order has the same numbers on all ranks, and is a rank's own.
-        "order": np.random.RandomState(naive.rank).permutation(512),
+        "order": RandomState(naive.rank).permutation(512),
         "nearly": np.append(np.zeros(39_999), naive.rank),
         "longer": np.zeros(30_000 + 10_000 * naive.rank),
     }
-    target = chainer.Link()
+    target = Link()
     for name, array in {**shared, **own}.items():
         target.add_persistent(name, array.copy())
     checkpointer = make_checkpointer(naive, folder, background=background)
@@ -98,7 +99,7 @@ def test_the_first_save_after_a_load_compares_each_array_once(
 @pytest.mark.ci
 @pytest.mark.sizes(2)
 def test_chainer_alone_loads_a_model_from_all_ranks_files(naive, folder):
-    model = chainer.Sequential(L.Linear(300, 200), L.Linear(200, 3))
+    model = Sequential(L.Linear(300, 200), L.Linear(200, 3))
     naive.bcast_data(model)
     make_checkpointer(naive, folder).save(model, 7)
     naive.allgather_obj(None)
@@ -111,7 +112,7 @@ def test_chainer_alone_loads_a_model_from_all_ranks_files(naive, folder):
 @several
 def test_gradients_that_were_added_up_begin_anew(naive, alone, folder, capfd):
     def make(comm):
-        model = chainer.Sequential(L.Linear(2, 1, initialW=1, initial_bias=0))
+        model = Sequential(L.Linear(2, 1, initialW=1, initial_bias=0))
         inner = SGD(1)
         return create_multi_node_optimizer(inner, comm, accumulate_steps=3).setup(model)
 

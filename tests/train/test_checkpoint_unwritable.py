@@ -9,9 +9,9 @@ import re
 import resource
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from chainer.training import extensions
+from numpy.random import default_rng
 
 from chainermn_comm import PeerError
 from chainermn_train import multi_node_snapshot
@@ -27,7 +27,7 @@ from tests.support.training.checkpoints import (
 pytestmark = [pytest.mark.world, pytest.mark.usefixtures("unsynced")]
 
 # More than what Python buffers of a file, and nothing to compress.
-LARGE = np.random.default_rng(0).random(60_000)
+LARGE = default_rng(0).random(60_000)
 
 
 def checkpoints(comm, folder, background=False):

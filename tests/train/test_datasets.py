@@ -14,6 +14,7 @@ from chainer.datasets import (
     SubDataset,
     TupleDataset,
 )
+from numpy.random import RandomState
 
 from chainermn_comm import PeerError
 from chainermn_train import (
@@ -115,7 +116,7 @@ def test_the_users_class_and_its_attributes_are_behind_the_result(naive, kind, s
     part = scatter_dataset(whole, naive, shuffle=shuffle, seed=4)
     order = None
     if shuffle:
-        order = np.random.RandomState(4).permutation(10)
+        order = RandomState(4).permutation(10)
     expected = SubDataset(whole, *scatter_index(10, naive), order)
     assert type(part._dataset) is type(whole)
     assert part._start == expected._start

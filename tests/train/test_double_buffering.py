@@ -7,9 +7,9 @@ import gc
 import threading
 import weakref
 
-import chainer
 import numpy as np
 import pytest
+from chainer import using_config
 from chainer.optimizers import SGD
 from numpy.testing import assert_allclose
 
@@ -52,7 +52,7 @@ def stale_loop(comm, model, optimizer, batches):
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_it_equals_a_loop_that_is_one_step_stale_bit_for_bit(every, dtype):
     """And the training thread may communicate meanwhile."""
-    with chainer.using_config("dtype", np.dtype(dtype)):
+    with using_config("dtype", np.dtype(dtype)):
         model = TanhNet(every.rank)
         optimizer = buffered(every, model)
         batches = [batch_of(every.rank, number) for number in range(6)]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import warnings
+from contextlib import nullcontext
+from copy import deepcopy
 from types import SimpleNamespace
 
-import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from chainer import Chain, Parameter
 from chainer.optimizers import SGD, Adam
+from numpy.random import RandomState
 
 from chainermn_comm import PeerError, RankMismatchError, create_communicator
 from chainermn_train import create_multi_node_optimizer
@@ -35,15 +36,15 @@ def all_compared():
     """Slices are compared in turn, as by default: takes the place of the other tests' fixture."""
 
 
-class Net(chainer.Chain):
+class Net(Chain):
     def __init__(self, seed):
         super().__init__()
         np.random.seed(seed)
         with self.init_scope():
             self.first = L.Linear(WIDTH, WIDTH)
             self.last = L.Linear(WIDTH, 3)
-            self.scale = chainer.Parameter(np.ones((), np.float32))
-            self.half = chainer.Parameter(np.ones(3, np.float16))
+            self.scale = Parameter(np.ones((), np.float32))
+            self.half = Parameter(np.ones(3, np.float16))
 
     def __call__(self, x):
         factor = self.scale + F.cast(F.sum(self.half), np.float32)
@@ -59,7 +60,7 @@ def trained(comm, kind, updates, **how):
 
 
 def update(comm, optimizer, count):
-    random = np.random.RandomState(comm.rank)
+    random = RandomState(comm.rank)
     for _ in range(count):
         x = random.uniform(-1, 1, (BATCH, WIDTH)).astype(np.float32)
         optimizer.update(optimizer.target, x)
@@ -110,7 +111,7 @@ def take_for_gpus(monkeypatch):
 
     devices = SimpleNamespace(
         on_gpu=lambda _: True,
-        using_device_of=contextlib.nullcontext,
+        using_device_of=nullcontext,
         pinned=lambda nbytes: np.empty(nbytes, np.uint8),
         current_stream=lambda: None,
         copy=lambda source, target, _: begun.append((source, target)),
@@ -158,7 +159,7 @@ def test_what_differs_is_named_within_a_turn_until_it_is_mended(
 @pytest.mark.parametrize("updates", [1, 2, TURN])
 def test_a_copy_begins_a_turn_of_its_own(comm, kind, updates):
     """Equal states are no drift in it, and a bit is."""
-    optimizer = copy.deepcopy(trained(comm, kind, updates))
+    optimizer = deepcopy(trained(comm, kind, updates))
     update(comm, optimizer, 2 * TURN)
     assert are_alike(comm, optimizer)
     if comm.rank == 0:

@@ -7,10 +7,11 @@ from functools import partial
 import chainer
 import numpy as np
 import pytest
-from chainer import training
+from chainer import Variable, training
 from chainer.serializers import load_npz
 from chainer.training import extensions
 from chainer.training.triggers import EarlyStoppingTrigger, ManualScheduleTrigger
+from numpy.random import RandomState
 
 from chainermn_train.extensions import MultiNodeEarlyStoppingTrigger
 
@@ -56,7 +57,7 @@ def test_it_stops_where_one_process_that_observes_the_mean_would(
     comm, stopped_at, mode
 ):
     """Each rank alone would stop somewhere else, or not at all."""
-    values = np.random.RandomState(1).rand(comm.size, 30) * 0.1
+    values = RandomState(1).rand(comm.size, 30) * 0.1
     values += np.abs(np.arange(30) - 8) / 8 + np.arange(comm.size)[:, np.newaxis]
     values[:, ::7] += 3  # a bad iteration now and then
     values *= {"min": 1, "max": -1}[mode]
@@ -76,7 +77,7 @@ def test_a_rank_that_observes_nothing_counts_nothing(comm, trainer_for, capsys):
     if comm.rank == 0:
         numbers = {3: 3.0, 6: 2.0, 9: 2.5, 12: 2.25}
         for iteration, number in numbers.items():
-            values[iteration] = chainer.Variable(np.array(number, np.float16))
+            values[iteration] = Variable(np.array(number, np.float16))
     trainer = trainer_for(comm, trigger, reporting(values))
     assert ended(comm, trainer) == 12
     assert trigger.best == 2

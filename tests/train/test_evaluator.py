@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import copy
+from copy import deepcopy
 
 import chainer
 import numpy as np
 import pytest
+from chainer import Chain, Variable, report
 from chainer.iterators import SerialIterator
 from chainer.training import Extension, extensions
 from numpy.testing import assert_allclose
@@ -19,12 +20,12 @@ pytestmark = pytest.mark.world
 EXAMPLES = (np.arange(23, dtype=np.float32) - 3) ** 2
 
 
-class Right(chainer.Chain):
+class Right(Chain):
     """Reports, of a batch of numbers, their mean and how many of them are above 100."""
 
     def __call__(self, x):
         above = (x > 100).mean(dtype=x.dtype)
-        chainer.report({"mean": chainer.functions.mean(x), "above": above}, self)
+        report({"mean": chainer.functions.mean(x), "above": above}, self)
 
 
 def truth(examples):
@@ -84,8 +85,8 @@ def test_the_hook_and_the_function_are_called_as_by_chainer(comm):
         mean = 0.0
         if len(small):
             mean = small.mean()
-        weight = chainer.Variable(np.array(len(small)))
-        chainer.report({"small": (mean, weight), "none": (1.0, 0)})
+        weight = Variable(np.array(len(small)))
+        report({"small": (mean, weight), "none": (1.0, 0)})
 
     result = evaluated(comm, eval_func=function, eval_hook=hooked.append)
     assert_close(result, {"small": EXAMPLES[EXAMPLES < 50].mean()})
@@ -98,11 +99,11 @@ def test_numbers_of_any_type_are_added_up_in_float64(comm):
     """40,000 times 3 is too large for float16. What is no number is left out."""
     memory = np.zeros((), np.float32)  # which a model may use again
     half = np.float16(3)
-    numbers = {"integer": 3, "half": half, "variable": chainer.Variable(np.array(half))}
+    numbers = {"integer": 3, "half": half, "variable": Variable(np.array(half))}
 
     def function(x):
         memory[...] = x.mean()
-        chainer.report({**numbers, "memory": memory, "none": None, "list": [1]})
+        report({**numbers, "memory": memory, "none": None, "list": [1]})
 
     whole = np.arange(40_000, dtype=np.float32)
     result = evaluated(comm, whole, 1000, eval_func=function)
@@ -161,7 +162,7 @@ def test_anything_with_evaluate_becomes_multi_node(comm, kind):
     """Where it iterates by itself, ranks count equally. A deep copy evaluates its own."""
     evaluator = kind(float(comm.rank))
     assert create_multi_node_evaluator(evaluator, comm) is evaluator
-    twin = copy.deepcopy(evaluator)
+    twin = deepcopy(evaluator)
     if kind is Score:
         twin.score = 2.0
         assert twin.evaluate() == {"score": 2}

@@ -9,8 +9,10 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from chainer import Chain, Sequential
 from chainer.optimizer_hooks import GradientClipping, WeightDecay
 from chainer.optimizers import SGD, Adam
+from numpy.random import RandomState
 
 from chainermn_modelparallel import MultiNodeBatchNormalization
 from tests.support.plugins.pairwise import pairwise
@@ -40,7 +42,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 # Models.
 
 
-class Tied(chainer.Chain):
+class Tied(Chain):
     """One weight has two paths, and lies in two links; another link is not used at all."""
 
     def __init__(self):
@@ -55,7 +57,7 @@ class Tied(chainer.Chain):
         return F.mean_squared_error(self.decoder(F.tanh(self.encoder(x))), x)
 
 
-class TwoLayers(chainer.Chain):
+class TwoLayers(Chain):
     """A first layer, and what comes between both."""
 
     def __init__(self, first, between=F.identity):
@@ -113,7 +115,7 @@ CASES = {
 
 
 def batch(rank, number):
-    random = np.random.RandomState((rank, number))
+    random = RandomState((rank, number))
     x = random.uniform(-1, 1, (BATCH, WIDTH)).astype(chainer.config.dtype)
     return x, random.randint(0, CLASSES, BATCH).astype("i4")
 
@@ -205,7 +207,7 @@ def test_a_lazy_batch_normalization_does_not_begin_anew_where_examples_come_late
 ):
     """Chainer's makes its parameters anew when it makes its statistics."""
     norm = L.BatchNormalization(axis=0)
-    model = L.Classifier(chainer.Sequential(norm, L.Linear(WIDTH, CLASSES)))
+    model = L.Classifier(Sequential(norm, L.Linear(WIDTH, CLASSES)))
     optimizer = exchanging("synchronous", naive, SGD(0.1), model)
     if naive.rank == 0:
         norm(np.ones((2, WIDTH), np.float32))

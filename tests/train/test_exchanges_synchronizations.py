@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
+from chainer import Chain, Parameter
 from chainer.optimizers import SGD
 
 from tests.support.doubles.synchronizations import written_down
@@ -21,14 +21,14 @@ UPDATES = 3
 NODES = {2: (0, 1), 3: (0, 0, 1), 4: (0, 0, 1, 1)}
 
 
-class Squares(chainer.Chain):
+class Squares(Chain):
     """Two parameters of so many numbers, and perhaps one that no forward uses."""
 
     def __init__(self, size=1000, unused=None):
         super().__init__()
         with self.init_scope():
-            self.a = chainer.Parameter(np.ones(size, np.float32))
-            self.b = chainer.Parameter(np.ones(size, np.float32))
+            self.a = Parameter(np.ones(size, np.float32))
+            self.b = Parameter(np.ones(size, np.float32))
             self.unused = unused
 
     def __call__(self):
@@ -36,11 +36,11 @@ class Squares(chainer.Chain):
 
 
 def without_gradient():
-    return Squares(unused=chainer.Parameter(np.ones(1, np.float32)))
+    return Squares(unused=Parameter(np.ones(1, np.float32)))
 
 
 def without_values():
-    return Squares(unused=chainer.Parameter())
+    return Squares(unused=Parameter())
 
 
 def large():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
+from copy import copy, deepcopy
 
 import pytest
 from chainer.iterators import SerialIterator
@@ -52,7 +52,7 @@ MAKE = {
 @pytest.mark.parametrize("name", sorted(set(MAKE) - {"on_rank"}))
 def test_a_copy_has_the_same_communicator(naive, name):
     made = MAKE[name](naive)
-    for twin in copy.copy(made), copy.deepcopy(made):
+    for twin in copy(made), deepcopy(made):
         assert type(twin) is type(made)
         assert twin is not made
         assert any(value is naive for value in vars(twin).values())

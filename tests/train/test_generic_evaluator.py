@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import copy
+from copy import deepcopy
 
 import chainer
 import numpy as np
 import pytest
+from chainer import Variable, report
 from chainer.iterators import SerialIterator
 
 from chainermn_comm import PeerError, RankMismatchError
@@ -57,7 +58,7 @@ def test_a_metric_that_is_no_mean_equals_that_of_one_process(comm, count, root):
     own = count(comm.rank)
     expected = median_of(comm.allgather_obj(examples(comm, own)))
     made = evaluator(comm, own, without_graphs, median_of, root=root % comm.size)
-    for each in made, copy.deepcopy(made):
+    for each in made, deepcopy(made):
         told = None
         if comm.rank == made.root:
             told = expected
@@ -68,7 +69,7 @@ def test_a_metric_that_is_no_mean_equals_that_of_one_process(comm, count, root):
 def test_numbers_of_the_result_are_observed_on_all_ranks_and_no_more(comm):
     """What the model reports goes nowhere, least of all into the training's values."""
     model = ScaledMean()
-    results = {"text": "no number", "variable": chainer.Variable(np.ones(()))}
+    results = {"text": "no number", "variable": Variable(np.ones(()))}
     made = evaluator(comm, comm.rank, lambda x: model(x).array, lambda _: results)
     made.target = model
     reporter = chainer.Reporter()
@@ -87,14 +88,14 @@ def test_outputs_come_batch_by_batch_in_rank_order(comm):
 
 
 def test_the_root_gets_outputs_as_they_are_and_all_ranks_the_result_on_the_host(comm):
-    made = evaluator(comm, 1, lambda x: {"v": ["text", chainer.Variable(x)]})
+    made = evaluator(comm, 1, lambda x: {"v": ["text", Variable(x)]})
     expected = [{"v": ["text", np.float32([100 * i])]} for i in range(comm.size)]
     assert alike(made.evaluate(), expected)
     # A result that stays on the root needs not be picklable.
     made.aggregate = lambda results: (type(each["v"][1]) for each in results)
     found = made(None)
     if comm.rank == 0:
-        kinds = {chainer.Variable}
+        kinds = {Variable}
     else:
         kinds = set()
     assert set(found or ()) == kinds
@@ -108,7 +109,7 @@ def test_a_class_written_for_chainer_7_finds_what_it_expects(comm):
             return self._targets["main"]["factor"] * x.sum()
 
         def aggregate(self, results):
-            chainer.report({"total": sum(results)})
+            report({"total": sum(results)})
 
     seen = []
     observation = {}

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
+from contextlib import nullcontext
 
-import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from chainer import Chain
 from chainer.optimizer_hooks import GradientClipping, GradientLARS
 from chainer.optimizers import SGD, MomentumSGD
 from chainer.serializers import load_npz, save_npz
+from numpy.random import default_rng
 from numpy.testing import assert_allclose
 
 from chainermn_comm import PeerError, RankMismatchError, Sharding
@@ -32,7 +33,7 @@ THRESHOLD = 0.01  # less than the norm of each update
 UPDATES = 20
 
 
-class Net(chainer.Chain):
+class Net(Chain):
     def __init__(self, hidden, output):
         super().__init__()
         with self.init_scope():
@@ -58,7 +59,7 @@ def in_parts(group):
 
 
 def batch(copy, number):
-    return np.random.default_rng((copy, number)).standard_normal((3, WIDTH))
+    return default_rng((copy, number)).standard_normal((3, WIDTH))
 
 
 @pytest.mark.parametrize("is_multi_node", [False, True])
@@ -300,7 +301,7 @@ def test_no_update_follows_one_that_failed_for_a_part_of_a_model(naive, hooked, 
         if steps == 1:
             raised = pytest.raises(PeerError)
         else:
-            raised = contextlib.nullcontext()
+            raised = nullcontext()
         with raised:
             optimizer.update(loss)
     if naive.rank % 2 == 0:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import math
 import weakref
+from copy import copy, deepcopy
 
 import numpy as np
 import pytest
@@ -212,7 +212,7 @@ def test_attributes_are_forwarded_both_ways(comm, create):
 def test_copies_go_on_by_themselves(comm, share):
     iterator = share(serial(np.arange(25), shuffle=False), comm)
     next(iterator)
-    for twin in copy.copy(iterator), copy.deepcopy(iterator), iterator:
+    for twin in copy(iterator), deepcopy(iterator), iterator:
         found = on_all_ranks(comm, [next(twin) for _ in range(10)])
         assert found[0] == [3, 4, 5]
         assert twin.epoch == 1

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
 
 import numpy as np
 import pytest
 from chainer.optimizers import SGD
+from numpy.random import RandomState
 
 from chainermn_comm import PeerError, RankMismatchError
 from chainermn_train import join
@@ -20,7 +21,7 @@ pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4)]
 
 
 def batch(*place):
-    return np.random.RandomState(place).uniform(-1, 1, (2, 3))
+    return RandomState(place).uniform(-1, 1, (2, 3))
 
 
 def make(kind, comm, steps=1):
@@ -53,7 +54,7 @@ def test_an_error_that_leaves_the_block_is_told_to_all(
                 optimizer.update(bad_batch)
             raise LEAVING[leaving]
         for number in range(updates * steps):
-            with contextlib.suppress(*[PeerError] * (number < caught)):
+            with suppress(*[PeerError] * (number < caught)):
                 update(optimizer)
 
     cause = type(LEAVING[leaving])
@@ -102,7 +103,7 @@ def test_a_block_that_cannot_be_is_refused(comm, outer, inner, error, words):
         if outer:
             outer_block = join(named[outer])
         else:
-            outer_block = contextlib.nullcontext()
+            outer_block = nullcontext()
         with (
             pytest.raises(error, match=words),
             outer_block,
@@ -117,7 +118,7 @@ def test_a_block_that_cannot_be_is_refused(comm, outer, inner, error, words):
 @pairwise(kind=KINDS, steps=[(1, 1), (1, 3)], seed=[0, 1, 2])
 def test_several_optimizers_are_updated_in_any_order_and_ratio(comm, kind, steps, seed):
     optimizers = [make(kind, comm, count) for count in steps]
-    draw = np.random.RandomState(seed)
+    draw = RandomState(seed)
     order = draw.randint(0, 2, 12)
     lengths = draw.randint(0, 13, comm.size)
     with join(*optimizers):

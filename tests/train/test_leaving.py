@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
 import sys
+from contextlib import suppress
 
 import pytest
 
@@ -174,7 +174,7 @@ def test_a_warning_after_training_ends_no_rank(tmp_path, start):
     def warn(_, said):
         if "END" in said()[0]:
             for pid in pids_of(said()[0]).values():
-                with contextlib.suppress(ProcessLookupError):
+                with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGUSR1)
 
     done = started_by(start, tmp_path, 4, "late", warn)

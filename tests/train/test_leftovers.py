@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import warnings
+from copy import copy, deepcopy
 
 import pytest
 from chainer.optimizers import SGD
@@ -23,8 +23,8 @@ ALL_WARNINGS = pytest.mark.filterwarnings("always")
 ENDS = {
     "collected": (lambda optimizer: None, 1),
     "finalized": (lambda optimizer: optimizer.finalize(), 1),
-    "copied": (copy.copy, 1),
-    "copied deeply": (copy.deepcopy, 2),
+    "copied": (copy, 1),
+    "copied deeply": (deepcopy, 2),
 }
 
 

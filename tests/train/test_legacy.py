@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
+from contextlib import nullcontext
+from copy import deepcopy
 
-import chainer
 import chainer.functions as F
 import chainer.links as L
 import chainermn
 import numpy as np
 import pytest
+from chainer import Sequential
 from chainer.optimizers import SGD, Adam
 from chainermn.optimizers import _MultiNodeOptimizer
+from numpy.random import RandomState
 
 from chainermn_comm import PeerError
 from tests.support.training.small_models import Model, bad_batch
@@ -58,7 +59,7 @@ KINDS = [_MultiNodeOptimizer, WithOwnUpdate]
 
 
 def batch(rank, number):
-    return np.random.RandomState((rank, number)).uniform(-1, 1, (2, 3)).astype("f4")
+    return RandomState((rank, number)).uniform(-1, 1, (2, 3)).astype("f4")
 
 
 @pytest.fixture(params=["ours", "third party"])
@@ -91,7 +92,7 @@ def test_it_trains_as_one_process_does(communicator, kind):
 @WORLD
 def test_lazy_parameters_and_added_ones_come_from_rank_0(naive):
     np.random.seed(naive.rank)
-    model = chainer.Sequential()
+    model = Sequential()
     optimizer = _MultiNodeOptimizer(SGD(), naive, True)
     x = batch(naive.rank, 0)
     for added in L.Linear(None, 3), L.Linear(3, 2):
@@ -112,7 +113,7 @@ def test_a_loss_that_fails_on_one_rank_is_raised_on_all(communicator, at):
     optimizer = _MultiNodeOptimizer(SGD(), comm, True).setup(model)
     for number in range(5):
         loss = model
-        expected = contextlib.nullcontext()
+        expected = nullcontext()
         if number == at:
             expected = pytest.raises(PeerError)
         if number == at and comm.rank == 1:
@@ -160,7 +161,7 @@ def test_it_is_saved_loaded_and_copied_as_its_actual_optimizer():
         first.update(first.target, batch(0, number))
     load_state(second, state_of(first))
     assert second.t == 2
-    twin = copy.deepcopy(first)
+    twin = deepcopy(first)
     assert twin.communicator is comm
     assert twin.target is not first.target
     assert twin.target_params == first.target_params

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-import chainer
 import numpy as np
 import pytest
+from chainer import using_config
 from chainer.optimizers import SGD, Adam
 
 from chainermn_comm import RankMismatchError
@@ -47,7 +47,7 @@ def test_chainers_own_update_is_followed_bit_by_bit(naive):
     """
     found = []
     with (
-        chainer.using_config("dtype", np.dtype(np.float16)),
+        using_config("dtype", np.dtype(np.float16)),
         np.errstate(all="ignore"),
     ):
         for comm in naive, None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import chainer
 import numpy as np
 import pytest
+from chainer import Variable
 from chainer.serializers import load_npz, save_npz
 
 from chainermn_comm import PeerError
@@ -34,7 +34,7 @@ def test_values_are_kept_until_the_trigger_fires_and_then_reduced_in_any_way(com
     aggregator = every_second(comm, aggregator=calls.append)
     observed(aggregator, 1, x={"a": [1]})
     assert calls == []
-    observed(aggregator, 2, x=chainer.Variable(np.ones(2, np.float32)))
+    observed(aggregator, 2, x=Variable(np.ones(2, np.float32)))
     expected = [([{"a": [1]}, np.ones(2, np.float32)],) * comm.size]
     expected_calls = []
     if comm.rank == 0:
@@ -80,7 +80,7 @@ def test_arrays_are_combined_and_kept_as_they_were_observed(comm, tmp_path):
         (np.float16(2), np.float16(3)),
         (np.int64(2), np.float64(3)),
         (np.array([2, 4], np.int32), np.array([3.0, 6.0])),
-        (chainer.Variable(np.float16([2])), chainer.Variable(np.float16([3]))),
+        (Variable(np.float16([2])), Variable(np.float16([3]))),
     ],
     ids=repr,
 )
@@ -90,7 +90,7 @@ def test_the_mean_has_the_type_of_what_is_observed(comm, value, mean):
     observed(aggregator, x=value)
     found = observed(aggregator, 2, x=2 * value)["x"]
     assert type(found) is type(mean)
-    if isinstance(mean, chainer.Variable):
+    if isinstance(mean, Variable):
         assert alike(found.array, mean.array)
     else:
         assert alike(found, mean)

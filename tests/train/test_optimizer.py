@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import re
+from contextlib import nullcontext
 
 import chainer.links as L
 import numpy as np
@@ -118,7 +118,7 @@ def test_an_optimizer_without_a_model_is_an_error_on_all_ranks(comm, joins):
         if joins:
             context = join(optimizer)
         else:
-            context = contextlib.nullcontext()
+            context = nullcontext()
         with context:
             if not (joins and is_last):
                 optimizer.update(model, X)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import weakref
+from contextlib import suppress
 from operator import methodcaller
 
 import chainer.links as L
@@ -26,7 +26,7 @@ def test_a_batch_that_is_skipped_leaves_no_memory_behind(naive):
     optimizer = sgd(naive, Model(0))
     gc.disable()
     try:
-        with contextlib.suppress(FloatingPointError):
+        with suppress(FloatingPointError):
             optimizer.update(bad_batch, batch)
         del batch
         assert gone() is None

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
+from contextlib import nullcontext
 from functools import partial
 
-import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from chainer import Chain, Parameter, Variable
 from chainer.optimizers import SGD
 
 from chainermn_comm import PeerError, RankMismatchError
@@ -62,15 +62,15 @@ def comm(request):
 # Models.
 
 
-class Mixed(chainer.Chain):
+class Mixed(Chain):
     """Parameters of three dtypes, in turn; one has no numbers, and one's gradient is transposed."""
 
     def __init__(self):
         super().__init__()
         with self.init_scope():
-            self.scale = chainer.Parameter(np.ones((), np.float16))
-            self.empty = chainer.Parameter(np.zeros((0, 3), np.float32))
-            self.double = chainer.Parameter(np.eye(WIDTH))
+            self.scale = Parameter(np.ones((), np.float16))
+            self.empty = Parameter(np.zeros((0, 3), np.float32))
+            self.double = Parameter(np.eye(WIDTH))
             self.last = L.Linear(WIDTH, WIDTH)
 
     def __call__(self, x):
@@ -160,7 +160,7 @@ def test_gradients_leave_before_backward_ends(comm):
 def test_by_default_it_is_on_over_several_machines_and_for_parameters_on_gpus(
     comm, on_gpus
 ):
-    where = contextlib.nullcontext()
+    where = nullcontext()
     if on_gpus:
         where = parameters_on_gpus()
     with where, sending(comm) as events:
@@ -221,7 +221,7 @@ def replacing(model, x):
     loss = model(x)
 
     def backward(**arguments):
-        chainer.Variable.backward(loss, **arguments)
+        Variable.backward(loss, **arguments)
         model.last.W.grad = model.last.W.grad * 2
 
     loss.backward = backward

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from chainer import Chain
 from chainer.optimizer_hooks import GradientClipping, WeightDecay
 from chainer.optimizers import Adam
+from numpy.random import RandomState
 
 from chainermn_modelparallel import MultiNodeBatchNormalization, allreduce
 from chainermn_train.extensions import AllreducePersistent
@@ -33,7 +34,7 @@ WIDTH = 40
 CLASSES = 3
 
 
-class Model(chainer.Chain):
+class Model(Chain):
     """Both batch normalizations, a sum over ranks within the loss, and a gradient clipped."""
 
     def __init__(self, comm):
@@ -52,7 +53,7 @@ class Model(chainer.Chain):
 
 
 def batch(rank, number):
-    random = np.random.RandomState((rank, number))
+    random = RandomState((rank, number))
     magnitudes = 10.0 ** random.uniform(-12, 2, WIDTH)
     x = random.standard_normal((5 + rank, WIDTH)) * magnitudes
     return x.astype("f4"), random.randint(0, CLASSES, len(x)).astype("i4")

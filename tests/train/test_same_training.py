@@ -12,7 +12,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
-from chainer import optimizers, training
+from chainer import Chain, ChainList, Parameter, optimizers, training, using_config
 from chainer.iterators import (
     MultiprocessIterator,
     MultithreadIterator,
@@ -21,6 +21,7 @@ from chainer.iterators import (
 )
 from chainer.serializers import load_npz
 from chainer.training import StandardUpdater, Trainer, extensions
+from numpy.random import RandomState
 
 from chainermn_train import (
     DistributedOrderSampler,
@@ -50,12 +51,12 @@ SAVED = 4
 STOP = 8
 
 
-class Net(chainer.Chain):
+class Net(Chain):
     """Two layers in use, and what no forward uses before iteration `begin`."""
 
     def __init__(self, rank, begin=None):
         super().__init__()
-        random = np.random.RandomState(rank)
+        random = RandomState(rank)
         self.calls = 0
         self.begin = begin
         with self.init_scope():
@@ -64,7 +65,7 @@ class Net(chainer.Chain):
             if begin is not None:
                 self.late = L.Linear(None, 4, initialW=0.5)
                 self.norm = L.BatchNormalization(axis=0)
-                self.slope = chainer.Parameter(0.25)
+                self.slope = Parameter(0.25)
 
     def __call__(self, x):
         h = F.tanh(self.first(x))
@@ -80,7 +81,7 @@ class Net(chainer.Chain):
         self.calls = int(serializer("calls", self.calls))
 
 
-class Layers(chainer.ChainList):
+class Layers(ChainList):
     """Links, one after the other."""
 
     def __call__(self, x):
@@ -151,7 +152,7 @@ def shuffled(comm, examples):
 
 
 def by_own_generator(comm, examples):
-    sampler = ShuffleOrderSampler(np.random.RandomState(5))
+    sampler = ShuffleOrderSampler(RandomState(5))
     return SerialIterator(examples, 2, order_sampler=sampler)
 
 
@@ -196,8 +197,8 @@ class Run:
             dtype = chainer.mixed16
         else:
             dtype = np.dtype(case.precision)
-        examples = np.random.RandomState(comm.rank).uniform(-1, 1, (12, 3))
-        with chainer.using_config("dtype", dtype):
+        examples = RandomState(comm.rank).uniform(-1, 1, (12, 3))
+        with using_config("dtype", dtype):
             examples = examples.astype(chainer.get_dtype(map_mixed16=np.float16))
             self.model = Net(comm.rank, case.begin)
         if case.layers is not None:

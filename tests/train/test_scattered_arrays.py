@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import gc
 import io
 import itertools
@@ -11,6 +9,8 @@ import multiprocessing
 import os
 import pickle
 import tempfile
+from contextlib import suppress
+from copy import deepcopy
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,6 +22,7 @@ from chainer.datasets import (
     SubDataset,
     TupleDataset,
 )
+from numpy.random import RandomState
 
 from chainermn_comm import PeerError, create_communicator
 from chainermn_train import scatter_dataset, scatter_index, share_dataset
@@ -57,7 +58,7 @@ def arrives(comm, whole, shuffle=False, root=0):
     """Whether each rank gets its examples of the whole."""
     order = None
     if shuffle:
-        order = np.random.RandomState(5).permutation(len(whole))
+        order = RandomState(5).permutation(len(whole))
     part = scatter_dataset(whole, comm, root, shuffle, 5)
     return right(comm, part, whole, order)
 
@@ -149,7 +150,7 @@ def new_files(before=()):
     gc.collect()
     found = {}
     for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the listing's own
+        with suppress(OSError):  # the listing's own
             found[number] = os.readlink(f"/proc/self/fd/{number}")
     return {number: path for number, path in found.items() if number not in before}
 
@@ -187,7 +188,7 @@ def test_without_room_in_memory_a_temporary_folder_serves(naive, monkeypatch, fo
     full = SimpleNamespace(f_bavail=0, f_frsize=4096)
     monkeypatch.setattr(os, "statvfs", lambda p: full if "/dev" in p else space(p))
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    part = copy.deepcopy(scatter_dataset(rows(10_000), naive))
+    part = deepcopy(scatter_dataset(rows(10_000), naive))
     assert right(naive, part, rows(10_000))
     assert any(path.startswith(str(folder)) for path in new_files().values())
     assert os.listdir(folder) == []
@@ -260,7 +261,7 @@ def test_pickles_and_copies_refer_to_the_memory_and_have_what_was_written(naive)
     before = pickle.loads(pickle.dumps(part))
     kept = part[-1][0].tolist()
     file = lies_in(part[-1][0])
-    assert lies_in(before[-1][0]) == lies_in(copy.deepcopy(part)[-1][0]) == file
+    assert lies_in(before[-1][0]) == lies_in(deepcopy(part)[-1][0]) == file
     part[-1][0][:] = 7
     payload = pickle.dumps(part)
     assert len(payload) < 2000

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from unittest import mock
 
-import chainer
 import pytest
+from chainer import Parameter
 from chainer.optimizers import SGD
 
 from chainermn_comm import PeerError
@@ -366,7 +366,7 @@ def test_memory_that_runs_out_on_a_rank_leaves_ranks_in_step(
         if comm.rank == 1:
             error = MemoryError
             getter = mock.PropertyMock(side_effect=MemoryError)
-            patch.setattr(chainer.Parameter, "grad", getter)
+            patch.setattr(Parameter, "grad", getter)
         with pytest.raises(error):
             optimizer.update()
     update(optimizer, 2 * steps)

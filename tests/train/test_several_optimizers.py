@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import re
+from copy import copy, deepcopy
 
 import pytest
 from chainer.optimizers import SGD
@@ -35,8 +35,8 @@ def made(comm, kind="synchronous"):
 OTHERS = {
     "the other one of two": (lambda optimizer: made(optimizer.communicator), True),
     "that of the next trial": (lambda optimizer: made(optimizer.communicator), False),
-    "a copy": (copy.copy, False),
-    "a deep copy": (copy.deepcopy, False),
+    "a copy": (copy, False),
+    "a deep copy": (deepcopy, False),
 }
 CALLS = {
     "update": update,
@@ -89,7 +89,7 @@ def test_another_one_on_one_rank_is_refused_on_all(
 def test_copies_on_all_ranks_train(fresh, kind):
     optimizer = made(fresh, kind)
     update(optimizer, 3)
-    twin = copy.deepcopy(optimizer)
+    twin = deepcopy(optimizer)
     for each in optimizer, twin, optimizer, twin:
         update(each, 2)
     assert parameter_bits(twin.target) == parameter_bits(optimizer.target)

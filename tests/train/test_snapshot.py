@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
+from contextlib import nullcontext
 
 import chainer
 import chainer.links as L
 import numpy as np
 import pytest
+from chainer import Link
 from chainer.datasets import TupleDataset
 from chainer.iterators import SerialIterator
 from chainer.optimizers import Adam
@@ -81,7 +82,7 @@ def names(iterations, sets):
 )
 def test_each_set_has_the_state_of_its_first_rank(naive, folder, sets, first):
     """Sets are those documented; `first`: of each rank's set."""
-    target = chainer.Link()
+    target = Link()
     target.add_persistent("value", np.array([naive.rank * 10], "f8"))
     target.add_persistent("nothing", None)
     # Any iterable.
@@ -223,7 +224,7 @@ def test_a_snapshot_on_errors_is_warned_of_and_not_taken(naive, folder):
     if naive.rank == 0:
         warning = warned
     else:
-        warning = contextlib.nullcontext()
+        warning = nullcontext()
     with warning:
         trainer, *_ = make(naive, folder, snapshot_on_error=True)
     run_until(trainer, 3)

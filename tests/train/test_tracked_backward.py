@@ -7,6 +7,7 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from chainer import Chain, Variable, using_config
 from numpy.testing import assert_array_equal
 
 from chainermn_train.optimizers import tracked_backward
@@ -16,7 +17,7 @@ WIDTH = 4
 X = np.arange(2 * WIDTH, dtype="f4").reshape(2, WIDTH) / 10
 
 
-class Net(chainer.Chain):
+class Net(Chain):
     def __init__(self):
         super().__init__()
         np.random.seed(0)
@@ -72,7 +73,7 @@ def forgetful(model):
 
 
 def without_functions(model):
-    return chainer.Variable(np.ones((), "f4"))
+    return Variable(np.ones((), "f4"))
 
 
 # What is reported where gradients are not added up at the end.
@@ -93,7 +94,7 @@ def test_what_is_reported_is_what_parameters_have(make_loss, late_sums):
     model = Net()
     other = Net()
     names = []
-    with chainer.using_config("lazy_grad_sum", late_sums):
+    with using_config("lazy_grad_sum", late_sums):
         report_to(names, model, make_loss(model), 8.0)
         make_loss(other).backward(loss_scale=8.0)
     plain = dict(other.namedparams())

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
@@ -172,7 +172,7 @@ def test_a_launcher_that_is_killed(folder):
     # Its ranks, which sleep here, hadn't ended after 30 s.
     if MPI.get_vendor()[0] == "Open MPI":
         for one in ours:
-            with contextlib.suppress(psutil.NoSuchProcess):
+            with suppress(psutil.NoSuchProcess):
                 one.kill()
         for left in folder.glob("ompi.*"):  # docs/failures.md tells of it
             shutil.rmtree(left)
@@ -205,7 +205,7 @@ def shared_file():
         path.unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
+@contextmanager
 def mapping(*files):
     """A process that has mapped these files."""
     command = [sys.executable, "-c", MAPPED, *files]

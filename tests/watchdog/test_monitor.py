@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 
@@ -219,5 +219,5 @@ def test_a_monitor_answers_its_own_user_alone_and_waits_for_nobody(watch, mine, 
         elif how == "silent":
             assert clock() - begun < 1.0
         else:
-            with contextlib.suppress(ConnectionResetError):
+            with suppress(ConnectionResetError):
                 assert asker.recv(1) == b""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
+from contextlib import suppress
 
 import pytest
 
@@ -22,7 +22,7 @@ def links():
 def is_dropped(connection):
     """Whether the other side has closed it, and said nothing before."""
     connection.setblocking(False)
-    with contextlib.suppress(BlockingIOError):
+    with suppress(BlockingIOError):
         return connection.recv(1024) == b""
     return False
 

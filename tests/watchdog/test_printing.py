@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
+from contextlib import contextmanager
 
 import pytest
 
@@ -12,7 +12,7 @@ from chainermn_comm.watchdog.monitor import printing
 from tests.support.watchdog.records import clock
 
 
-@contextlib.contextmanager
+@contextmanager
 def printing_to(file):
     """A process that has this file as its standard error."""
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stderr=file) as process:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+from contextlib import suppress
 
 from mpi4py import MPI
 
@@ -39,7 +39,7 @@ def trained(chainermn, comm, iterations=4, every=1, **how):
     trainer.extend(stop, name="stop", trigger=(1, "iteration"), priority=-1000)
     finalize = checkpointer.finalize
     checkpointer.finalize = lambda: None
-    with contextlib.suppress(KeyboardInterrupt):
+    with suppress(KeyboardInterrupt):
         trainer.run()
     checkpointer.finalize = finalize
     # Older files go while training goes on.

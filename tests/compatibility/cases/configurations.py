@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import chainer
 import numpy as np
+from chainer import Chain
 from chainer.links import BatchNormalization, Linear
 from mpi4py import MPI
 
@@ -166,7 +166,7 @@ def bcast_data_of_persistents(chainermn, comm):
 
 @case
 def bcast_data_of_parameters_without_data(chainermn, comm):
-    model = chainer.Chain(a=Linear(None, 2), b=linear(comm.rank))
+    model = Chain(a=Linear(None, 2), b=linear(comm.rank))
     comm.bcast_data(model)
     return state(model)
 
@@ -207,7 +207,7 @@ def means_of_dtype(chainermn, comm, dtype):
 @each("naive", "flat")
 def means_of_mixed_dtypes(chainermn, comm, name):
     made = chainermn.create_communicator(name, MPI.COMM_WORLD.Dup())
-    model = chainer.Chain(a=linear(dtype=np.float32), b=linear(dtype=np.float64))
+    model = Chain(a=linear(dtype=np.float32), b=linear(dtype=np.float64))
     for param in model.params():
         param.grad = np.full_like(param.array, comm.rank + 0.5)
     made.multi_node_mean_grad(model)
@@ -236,7 +236,7 @@ def means_where_one_rank_has_a_gradient(chainermn, comm, method):
 
 @case
 def means_of_uninitialized_parameters(chainermn, comm):
-    model = chainer.Chain(a=Linear(None, 2), b=linear())
+    model = Chain(a=Linear(None, 2), b=linear())
     model.cleargrads()
     backward(model.b, comm.rank)
     comm.multi_node_mean_grad(model, True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import chainer
 import numpy as np
+from chainer import Variable
 from chainer.iterators import SerialIterator
 
 from .models import Loss, inputs, linear, training
@@ -99,7 +100,7 @@ def evaluator_of_a_class(chainermn, comm):
 def evaluator_of_variables(chainermn, comm):
     class Kind(chainer.training.extensions.Evaluator):
         def evaluate(self):
-            return {"a": chainer.Variable(np.array(1.5 + comm.rank, np.float32))}
+            return {"a": Variable(np.array(1.5 + comm.rank, np.float32))}
 
     return chainermn.create_multi_node_evaluator(
         Kind(iterator(comm), linear()), comm

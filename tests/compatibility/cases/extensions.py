@@ -7,6 +7,7 @@ import os
 import chainer
 import chainer.links as L
 import numpy as np
+from chainer import Chain, Link, Variable
 from mpi4py import MPI
 
 from .models import linear, state, training
@@ -47,11 +48,11 @@ def normalized(rank):
 
 @case
 def allreduce_persistent(chainermn, comm):
-    model = chainer.Chain(a=normalized(comm.rank), b=linear(comm.rank))
+    model = Chain(a=normalized(comm.rank), b=linear(comm.rank))
     return chainermn.extensions.AllreducePersistent(model, comm)(None), state(model)
 
 
-class Persistents(chainer.Link):
+class Persistents(Link):
     def __init__(self, rank):
         super().__init__()
         self.add_persistent("int32", np.full(2, rank, np.int32))
@@ -105,7 +106,7 @@ VALUES = {
     "float32": lambda rank, n: np.float32(rank + n),
     "array": lambda rank, n: np.array(rank + n, np.float32),
     "vector": lambda rank, n: np.full(2, rank + n, np.float32),
-    "variable": lambda rank, n: chainer.Variable(np.array(rank + n, np.float32)),
+    "variable": lambda rank, n: Variable(np.array(rank + n, np.float32)),
 }
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import chainer
 import chainer.functions as F
 import numpy as np
+from chainer import Variable, no_backprop_mode
 
 from .table import case, each, outcome
 
 
 def variable(rank, shape=(2,), dtype=np.float32):
-    return chainer.Variable(np.full(shape, rank + 1, dtype))
+    return Variable(np.full(shape, rank + 1, dtype))
 
 
 @each("float32", "float64", "float16")
@@ -78,7 +78,7 @@ def recv_with_a_delegate(chainermn, comm):
 
 @case
 def recv_within_no_backprop_mode(chainermn, comm):
-    with chainer.no_backprop_mode():
+    with no_backprop_mode():
         if comm.rank == 0:
             return chainermn.functions.send(variable(0), comm, 1)
         return chainermn.functions.recv(comm, 0)
@@ -96,7 +96,7 @@ def one(y):
 
 @case
 def pseudo_connect(chainermn, comm):
-    delegate = chainer.Variable(np.zeros(0, np.float32))
+    delegate = Variable(np.zeros(0, np.float32))
     x = variable(comm.rank)
     y = one(chainermn.functions.pseudo_connect(delegate, x))
     F.sum(y * 2).backward()
@@ -105,14 +105,14 @@ def pseudo_connect(chainermn, comm):
 
 @case
 def pseudo_connect_gives(chainermn, comm):
-    delegate = chainer.Variable(np.zeros(0, np.float32))
+    delegate = Variable(np.zeros(0, np.float32))
     return type(chainermn.functions.pseudo_connect(delegate, variable(comm.rank)))
 
 
 @case
 def pseudo_connect_unpacks_a_scalar(chainermn, comm):
     """As scripts for Chainer 7 do with a loss."""
-    delegate = chainer.Variable(np.zeros(0, np.float32))
+    delegate = Variable(np.zeros(0, np.float32))
     x = variable(comm.rank)
     (loss,) = chainermn.functions.pseudo_connect(delegate, F.sum(x * 2))
     loss.backward()
@@ -121,7 +121,7 @@ def pseudo_connect_unpacks_a_scalar(chainermn, comm):
 
 @case
 def pseudo_connect_several(chainermn, comm):
-    delegate = chainer.Variable(np.zeros(0, np.float32))
+    delegate = Variable(np.zeros(0, np.float32))
     xs = variable(comm.rank), variable(comm.rank, (3,))
     ys = chainermn.functions.pseudo_connect(delegate, *xs)
     (F.sum(ys[0]) + F.sum(ys[1] * 2)).backward()
@@ -130,7 +130,7 @@ def pseudo_connect_several(chainermn, comm):
 
 @case
 def pseudo_connect_nothing(chainermn, comm):
-    delegate = chainer.Variable(np.zeros(0, np.float32))
+    delegate = Variable(np.zeros(0, np.float32))
     return chainermn.functions.pseudo_connect(delegate)
 
 
@@ -143,13 +143,13 @@ def pseudo_connect_to_none(chainermn, comm):
 
 @case
 def pseudo_connect_arrays(chainermn, comm):
-    delegate = chainer.Variable(np.zeros(0, np.float32))
+    delegate = Variable(np.zeros(0, np.float32))
     return one(chainermn.functions.pseudo_connect(delegate, np.ones(2, np.float32)))
 
 
 @each(float16=np.float16, float64=np.float64)
 def pseudo_connect_dtypes(chainermn, comm, dtype):
-    delegate = chainer.Variable(np.zeros(0, np.float32))
+    delegate = Variable(np.zeros(0, np.float32))
     x = variable(comm.rank, dtype=dtype)
     y = one(chainermn.functions.pseudo_connect(delegate, x))
     F.sum(y).backward()
@@ -162,7 +162,7 @@ def pseudo_connect_dtypes(chainermn, comm, dtype):
 def differentiated(ys, xs):
     """Outputs and gradients; output number n has the factor rank + n + 1."""
     outputs = ys
-    if isinstance(ys, chainer.Variable):
+    if isinstance(ys, Variable):
         outputs = [ys]
     sum(F.sum(y) * (n + 2) for n, y in enumerate(outputs)).backward()
     return ys, [x.grad for x in xs]
@@ -215,7 +215,7 @@ def scatter(chainermn, comm, root):
 @case
 def scatter_of_an_array(chainermn, comm):
     x = np.arange(4, dtype=np.float32).reshape(2, 2)
-    return outcome(lambda: chainermn.functions.scatter(comm, chainer.Variable(x)))
+    return outcome(lambda: chainermn.functions.scatter(comm, Variable(x)))
 
 
 @case

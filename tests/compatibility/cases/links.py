@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 
-import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
+from chainer import Chain, ChainList, Sequential, Variable, using_config
 
 from .models import grads, inputs, linear, state
 from .table import case, each, outcome
@@ -19,7 +19,7 @@ def normalization(chainermn, comm, size=3, **how):
 
 def trained(link, x):
     """Its outputs, gradients, parameters and persistents after a forward and a backward."""
-    x = chainer.Variable(x)
+    x = Variable(x)
     y = link(x)
     link.cleargrads()
     F.sum(y * np.arange(y.size, dtype=y.dtype).reshape(y.shape)).backward()
@@ -39,7 +39,7 @@ def batch_normalization(chainermn, comm):
 def batch_normalization_when_testing(chainermn, comm):
     link = normalization(chainermn, comm)
     link(plain(comm.rank))
-    with chainer.using_config("train", False):
+    with using_config("train", False):
         return link(plain(0))
 
 
@@ -121,7 +121,7 @@ def get_communication_backend(chainermn, comm, name):
 # -- create_mnbn_model
 
 
-class Net(chainer.Chain):
+class Net(Chain):
     def __init__(self):
         super().__init__()
         with self.init_scope():
@@ -134,10 +134,10 @@ class Net(chainer.Chain):
 
 MODELS = {
     "chain": Net,
-    "chain list": lambda: chainer.ChainList(linear(), L.BatchNormalization(2)),
-    "sequential": lambda: chainer.Sequential(linear(), F.relu, L.BatchNormalization(2)),
+    "chain list": lambda: ChainList(linear(), L.BatchNormalization(2)),
+    "sequential": lambda: Sequential(linear(), F.relu, L.BatchNormalization(2)),
     "alone": lambda: L.BatchNormalization(2, use_beta=False),
-    "nested": lambda: chainer.Chain(inner=Net(), bn=L.BatchNormalization(3)),
+    "nested": lambda: Chain(inner=Net(), bn=L.BatchNormalization(3)),
     "without": linear,
 }
 
@@ -160,9 +160,7 @@ class Own(L.BatchNormalization):
 @case
 def create_mnbn_model_of_a_class(chainermn, comm):
     """That computes something of its own."""
-    model = chainermn.links.create_mnbn_model(
-        chainer.Sequential(linear(), Own(2)), comm
-    )
+    model = chainermn.links.create_mnbn_model(Sequential(linear(), Own(2)), comm)
     return kinds(model), isinstance(model[1], Own)
 
 
@@ -187,7 +185,7 @@ def mnbn_models_train(chainermn, comm):
 # -- MultiNodeChainList
 
 
-class OnRank0(chainer.Chain):
+class OnRank0(Chain):
     def __init__(self):
         super().__init__(l=linear())
 
@@ -195,7 +193,7 @@ class OnRank0(chainer.Chain):
         return self.l(x)
 
 
-class Tuple(chainer.Chain):
+class Tuple(Chain):
     def __init__(self):
         super().__init__(l=linear())
 
@@ -203,7 +201,7 @@ class Tuple(chainer.Chain):
         return self.l(x), self.l(x) * 2
 
 
-class OnRank1(chainer.Chain):
+class OnRank1(Chain):
     def __init__(self):
         super().__init__(l=L.Linear(2, 2, initialW=0.5))
 
@@ -265,7 +263,7 @@ def chain_list_attributes(chainermn, comm):
     model = chainermn.MultiNodeChainList(comm)
     added = model.add_link(OnRank0())
     names = [name for name, _ in sorted(model.namedparams())]
-    return added, len(model), names, isinstance(model, chainer.ChainList)
+    return added, len(model), names, isinstance(model, ChainList)
 
 
 # -- create_multi_node_n_step_rnn

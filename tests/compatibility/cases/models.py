@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
+from chainer import Chain, Link, Variable, report, using_config
 from chainer.iterators import SerialIterator
 from chainer.optimizers import SGD
 from chainer.serializers import DictionarySerializer
@@ -14,18 +14,18 @@ from chainer.training import StandardUpdater, Trainer
 
 def linear(value: float = 1.0, dtype: type = np.float32) -> L.Linear:
     """3 to 2, all weights and biases of this value."""
-    with chainer.using_config("dtype", dtype):
+    with using_config("dtype", dtype):
         return L.Linear(3, 2, initialW=value, initial_bias=value)
 
 
-def state(link: chainer.Link) -> dict[str, np.ndarray]:
+def state(link: Link) -> dict[str, np.ndarray]:
     """All parameters and persistents by path."""
     serializer = DictionarySerializer()
     serializer.save(link)
     return serializer.target
 
 
-def grads(link: chainer.Link) -> dict[str, object]:
+def grads(link: Link) -> dict[str, object]:
     return {name: param.grad for name, param in sorted(link.namedparams())}
 
 
@@ -34,20 +34,20 @@ def inputs(rank: int = 0) -> np.ndarray:
     return np.arange(6, dtype=np.float32).reshape(2, 3) + 10 * rank
 
 
-def backward(link: chainer.Link, rank: int) -> None:
+def backward(link: Link, rank: int) -> None:
     link.cleargrads()
     F.sum(link(inputs(rank)) ** 2).backward()
 
 
-class Loss(chainer.Chain):
+class Loss(Chain):
     """The sum of squares of a linear link's outputs, reported."""
 
     def __init__(self, value: float = 1.0) -> None:
         super().__init__(linear=linear(value))
 
-    def forward(self, x: np.ndarray) -> chainer.Variable:
+    def forward(self, x: np.ndarray) -> Variable:
         loss = F.sum(self.linear(x) ** 2)
-        chainer.report({"loss": loss}, self)
+        report({"loss": loss}, self)
         return loss
 
 

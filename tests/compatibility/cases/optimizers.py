@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import chainer
 import numpy as np
+from chainer import ChainList
 from chainer.optimizers import SGD, AdaGrad, Adam, MomentumSGD
 from chainer.serializers import DictionarySerializer
 
@@ -120,7 +121,7 @@ def zero_fill(chainermn, comm, fill):
 
 @case
 def a_parameter_that_is_added_later(chainermn, comm):
-    model = chainer.ChainList(linear(comm.rank + 1.0))
+    model = ChainList(linear(comm.rank + 1.0))
     optimizer = made(chainermn, comm, model)
     backward(model[0], comm.rank)
     optimizer.update()

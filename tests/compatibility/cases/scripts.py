@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import pickle
+from copy import deepcopy
 from pathlib import Path
 
-import chainer
 import chainer.functions as F
 import numpy as np
+from chainer import Chain
 from chainer.iterators import SerialIterator
 from chainer.links import BatchNormalization, Classifier, Linear
 from chainer.optimizers import SGD, Adam, MomentumSGD
@@ -66,7 +66,7 @@ def hybrid(chainermn, comm):
     return state(model)
 
 
-class Front(chainer.Chain):
+class Front(Chain):
     def __init__(self, comm, functions):
         super().__init__(inner=linear(0.1))
         self.comm = comm
@@ -76,7 +76,7 @@ class Front(chainer.Chain):
         return self.functions.send(self.inner(x), self.comm, rank=1)
 
 
-class Back(chainer.Chain):
+class Back(Chain):
     def __init__(self, comm, functions):
         super().__init__(inner=Linear(2, 1, initialW=0.5))
         self.comm = comm
@@ -175,10 +175,10 @@ def saved_and_loaded(chainermn, comm, what):
 @each("deepcopy", "copy", "pickle")
 def models_are_copied(chainermn, comm, how):
     model = chainermn.links.create_mnbn_model(
-        chainer.Chain(a=linear(), b=BatchNormalization(2)), comm
+        Chain(a=linear(), b=BatchNormalization(2)), comm
     )
     ways = {
-        "deepcopy": copy.deepcopy,
+        "deepcopy": deepcopy,
         "copy": lambda link: link.copy("copy"),
         "pickle": lambda link: pickle.loads(pickle.dumps(link)),
     }

@@ -6,10 +6,10 @@ rounded at each step and not in rank order.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from operator import attrgetter
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -328,7 +328,7 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
     return cupy, cuda, cuda.nccl
 
 
-@contextlib.contextmanager
+@contextmanager
 def installed() -> Iterator[Gpu]:
     """Make `import cupy` give the double; yields its device."""
     gpu = Gpu(MPI.COMM_WORLD.rank)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,7 @@ class Real:
         self.is_shared = is_shared  # by several ranks
 
 
-@contextlib.contextmanager
+@contextmanager
 def real(world: Any) -> Iterator[Real]:
     """The rank's real device is the current one.
 
@@ -67,7 +67,7 @@ def real(world: Any) -> Iterator[Real]:
         yield Real(world.size > count)
 
 
-@contextlib.contextmanager
+@contextmanager
 def of_kind(kind: str, world: Any) -> Iterator[Any]:
     """The rank's `device`, or its `double`, on whose streams nothing may be left."""
     if kind == "device":
@@ -161,7 +161,7 @@ def one_each(world: Any) -> None:
         pytest.skip(f"NCCL wants a device for each of the {world.size} ranks")
 
 
-@contextlib.contextmanager
+@contextmanager
 def on_one_device(gpu: Any) -> Iterator[None]:
     """All ranks have the same device for a while."""
     import cupy
@@ -174,7 +174,7 @@ def on_one_device(gpu: Any) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
+@contextmanager
 def nccl_in_background(is_busy: bool = True) -> Iterator[None]:
     """Another thread of this rank takes means."""
     work = Work(list, list, is_busy)
@@ -206,7 +206,7 @@ def count_allgathers(patch: pytest.MonkeyPatch) -> list[int]:
     return count
 
 
-@contextlib.contextmanager
+@contextmanager
 def small_buffers(nbytes: int = 4096) -> Iterator[None]:
     """Arrays pass through page-locked buffers of so many bytes."""
     with pytest.MonkeyPatch.context() as patch:

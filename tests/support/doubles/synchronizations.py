@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -54,7 +54,7 @@ class Call:
         return not (self.is_barrier or self.moves_data)
 
 
-@contextlib.contextmanager
+@contextmanager
 def written_down(
     name: str, nodes: tuple[int, ...] | None = None
 ) -> Iterator[tuple[Any, list[Call]]]:

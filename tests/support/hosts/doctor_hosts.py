@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ class Hosts:
         ssh = f"#!/bin/sh\nexec {shutil.which('ssh')} -F '{folder}/config' \"$@\"\n"
         commands.program(folder / "bin" / "ssh", ssh)
 
-    @contextlib.contextmanager
+    @contextmanager
     def undone(
         self, host: str, do: Sequence[object], undo: Sequence[object]
     ) -> Iterator[None]:
@@ -81,7 +82,7 @@ class Hosts:
         """Meanwhile the host has another file or folder in place of one."""
         return self.mounted(host, "--bind", theirs, ours.resolve())
 
-    @contextlib.contextmanager
+    @contextmanager
     def ssh_config(self, text: str) -> Iterator[None]:
         """Meanwhile this comes first in the configuration of ssh."""
         config = self.folder / "config"

@@ -6,13 +6,13 @@ munge of this machine, or of another run.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
@@ -121,7 +121,7 @@ class Slurm:
 
     def __init__(self) -> None:
         """Start it, and wait until both nodes are idle."""
-        with contextlib.ExitStack() as undo:
+        with ExitStack() as undo:
             self.cluster = undo.enter_context(Cluster(NODES))
             self.folder = self.cluster.folder / "slurm"
             (self.folder / "state").mkdir(parents=True)
@@ -164,7 +164,7 @@ class Slurm:
             ]
 
         for process in others():
-            with contextlib.suppress(psutil.NoSuchProcess):
+            with suppress(psutil.NoSuchProcess):
                 process.kill()
         assert soon(lambda: not others())
         self.cluster.run(node, "find", "/dev/shm", "-mindepth", "1", "-delete")
@@ -176,7 +176,7 @@ class Slurm:
         def are_so() -> bool:
             nonlocal said
             # The controller starts.
-            with contextlib.suppress(subprocess.CalledProcessError):
+            with suppress(subprocess.CalledProcessError):
                 said = self.client(
                     "sinfo", "-h", "-N", "-o", "%N %T", "-n", ",".join(nodes)
                 )
@@ -296,7 +296,7 @@ class Slurm:
         space = os.readlink(f"/proc/{self.cluster.inits[node]}/ns/pid")
         found = {}
         for process in self.cluster.processes():
-            with contextlib.suppress(OSError, psutil.Error):
+            with suppress(OSError, psutil.Error):
                 is_there = os.readlink(f"/proc/{process.pid}/ns/pid") == space
                 if is_there and process.status() != psutil.STATUS_ZOMBIE:
                     found[process] = process.name()
@@ -306,7 +306,7 @@ class Slurm:
         """All that jobs run on the nodes."""
         found = []
         for process in self.cluster.processes():
-            with contextlib.suppress(psutil.Error):
+            with suppress(psutil.Error):
                 if (
                     process.name() not in DAEMONS
                     and process.status() != psutil.STATUS_ZOMBIE
@@ -334,7 +334,7 @@ class Slurm:
             self.start_node(node)
             self.await_nodes("idle", node)
 
-    @contextlib.contextmanager
+    @contextmanager
     def memory_limit(self, node: str, nbytes: int) -> Iterator[None]:
         """Meanwhile what the node's daemon starts may use this much, by a control group."""
         group = CGROUPS / f"chainermn-{self.cluster.inits[node]}"
@@ -351,7 +351,7 @@ class Slurm:
             assert soon(lambda: not (group / "cgroup.procs").read_text())
             group.rmdir()
 
-    @contextlib.contextmanager
+    @contextmanager
     def setting(self, *lines: str) -> Iterator[None]:
         """Meanwhile the configuration has other lines, in place of those of the same names."""
         before = self.conf.read_text()

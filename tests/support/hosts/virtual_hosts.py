@@ -7,7 +7,6 @@ processes do, which end with the process that made them however that ends.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import subprocess
@@ -15,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -122,8 +122,8 @@ class Cluster:
         self.hosts = tuple(hosts)
         self.inits: dict[str, int] = {}
         self._started: list[subprocess.Popen[bytes]] = []
-        self._cleanup = contextlib.ExitStack()
-        with contextlib.ExitStack() as undo:
+        self._cleanup = ExitStack()
+        with ExitStack() as undo:
             undo.callback(self.close)
             self.folder = Path(
                 self._cleanup.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX))
@@ -149,7 +149,7 @@ class Cluster:
         """End all hosts and whatever runs there; a second call does nothing."""
         inits = []
         for pid in self.inits.values():
-            with contextlib.suppress(psutil.NoSuchProcess):
+            with suppress(psutil.NoSuchProcess):
                 inits.append(psutil.Process(pid))
         self._cleanup.close()
         psutil.wait_procs(inits, COMMAND_SECONDS)
@@ -166,13 +166,13 @@ class Cluster:
         """Shape what every host sends to a rate such as "1gbit"; None for no limit."""
         for host in self.hosts:
             # There may be none.
-            with contextlib.suppress(subprocess.CalledProcessError):
+            with suppress(subprocess.CalledProcessError):
                 self.run(host, "tc", "qdisc", "del", "dev", DEVICE, "root")
             if rate is not None:
                 shape = f"tbf rate {rate} burst 256kb latency 50ms".split()
                 self.run(host, "tc", "qdisc", "add", "dev", DEVICE, "root", *shape)
 
-    @contextlib.contextmanager
+    @contextmanager
     def shm(self, host: str, size: str) -> Iterator[None]:
         """Meanwhile a new and empty /dev/shm on the host, that holds so much, such as "4m"."""
         self.run(
@@ -189,7 +189,7 @@ class Cluster:
         ours = {os.readlink(f"/proc/{pid}/ns/pid") for pid in inits}
         found = []
         for process in psutil.process_iter():
-            with contextlib.suppress(OSError, psutil.Error):
+            with suppress(OSError, psutil.Error):
                 space = os.readlink(f"/proc/{process.pid}/ns/pid")
                 if space in ours and process.pid not in inits:
                     found.append(process)

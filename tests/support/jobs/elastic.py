@@ -20,7 +20,7 @@ from pathlib import Path
 import chainer
 import chainer.links as L
 import numpy as np
-from chainer import training
+from chainer import Sequential, training, using_config
 from chainer.datasets import TupleDataset
 from chainer.iterators import SerialIterator
 from chainer.optimizers import SGD
@@ -58,12 +58,10 @@ def main() -> None:
     comm = create_communicator("flat")
     x, labels = np.load(file).values()
     data = TupleDataset(x, labels)
-    with chainer.using_config("dtype", np.dtype("f8")):
+    with using_config("dtype", np.dtype("f8")):
         np.random.seed(0)
         model = L.Classifier(
-            chainer.Sequential(
-                L.Linear(64, 20), chainer.functions.tanh, L.Linear(20, 10)
-            )
+            Sequential(L.Linear(64, 20), chainer.functions.tanh, L.Linear(20, 10))
         )
     optimizer = create_multi_node_optimizer(SGD(0.5), comm).setup(model)
     sampler = DistributedOrderSampler(comm, 1)
@@ -97,7 +95,7 @@ def main() -> None:
         kill.start()
     trainer.run()
     if comm.rank == 0:
-        with chainer.using_config("train", False):
+        with using_config("train", False):
             model(x, labels)
         weights = [
             param.array.ravel().tolist() for _, param in sorted(model.namedparams())

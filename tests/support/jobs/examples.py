@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -52,7 +52,7 @@ def train_here(script: Path, *arguments: object) -> str:
     with (
         imported(script) as module,
         mock.patch.object(sys, "argv", [str(script), *map(str, arguments)]),
-        contextlib.redirect_stdout(out),
+        redirect_stdout(out),
     ):
         module.main()
     return "".join(MPI.COMM_WORLD.allgather(out.getvalue()))
@@ -110,7 +110,7 @@ def kill_when(
 
     job = run(2, script, *arguments, cwd=cwd, seconds=seconds, meanwhile=kill)
     for process in killed:
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with suppress(psutil.NoSuchProcess):
             process.kill()
     assert killed, job
     assert job.returncode is not None, job
@@ -120,7 +120,7 @@ def _ranks(launcher: int, script: Path) -> list[psutil.Process]:
     """The ranks under the launcher, and not what they started themselves."""
     found = []
     for one in psutil.Process(launcher).children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # what a rank started may end
+        with suppress(psutil.NoSuchProcess):  # what a rank started may end
             if one.cmdline()[1:2] == [str(script)]:
                 found.append(one)
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -10,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -180,12 +180,12 @@ def end(process: subprocess.Popen[bytes], elsewhere: list[psutil.Process]) -> No
     ours += ours[0].children(recursive=True)
     ours += [one for one in elsewhere if one not in ours]
     for one in ours:
-        with contextlib.suppress(psutil.Error):
+        with suppress(psutil.Error):
             if _catches(one.pid, signal.SIGUSR1) and "python" in one.name():
                 one.send_signal(signal.SIGUSR1)
     time.sleep(STACKS_SECONDS)
     for one in ours:
-        with contextlib.suppress(psutil.Error):
+        with suppress(psutil.Error):
             one.kill()
     process.wait()
 

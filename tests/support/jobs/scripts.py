@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[3]
 FOLDERS = tuple(f"{ROOT / top}/" for top in ("benchmarks", "examples", "scripts"))
 
 
-@contextlib.contextmanager
+@contextmanager
 def imported(script: Path) -> Iterator[Any]:
     """The script as a module; it and what it imported of its folder are forgotten afterwards."""
     modules = set(sys.modules)

@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from numpy.random import default_rng
 
 from tests.support.worlds.models import Model, Param
 
@@ -87,7 +88,7 @@ def models(
 
 
 def _gradient(entry: Entry, index: int, rank: int) -> np.ndarray:
-    rng = np.random.default_rng([index, rank, *entry.shape])
+    rng = default_rng([index, rank, *entry.shape])
     values = rng.standard_normal(entry.shape)
     largest = float(ml_dtypes.finfo(entry.dtype).max)
     powers = entry.exponent + entry.spread * rng.uniform(-1, 1, entry.shape)

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import chainer
 import chainer.functions as F
 import numpy as np
 import pytest
-from chainer import Variable
+from chainer import Chain, Parameter, Variable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.random import default_rng
 
 from tests.support.plugins.pairwise import tiered
 
@@ -31,15 +31,15 @@ class Part:
     uses_input: bool = True
 
 
-class Component(chainer.Chain):
+class Component(Chain):
     """tanh of a weighted sum of all inputs, once for each output."""
 
     def __init__(self, seed: int, gives: int, uses_input: bool) -> None:
         super().__init__()
         self.uses_input = uses_input
-        random = np.random.default_rng(seed)
+        random = default_rng(seed)
         with self.init_scope():
-            self.w = chainer.Parameter(random.normal(size=(gives, UNITS, UNITS)))
+            self.w = Parameter(random.normal(size=(gives, UNITS, UNITS)))
 
     def forward(self, *arguments: Any) -> Any:
         total = 0
@@ -77,7 +77,7 @@ def components(graph: list[Part]) -> list[Component]:
 
 
 def model_input() -> np.ndarray:
-    return np.random.default_rng(99).normal(size=(2, UNITS))
+    return default_rng(99).normal(size=(2, UNITS))
 
 
 def loss_of(outputs: Any) -> Any:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ STARTED = {"size": 2, "level": "multiple"}
 
 def changed(facts: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
     """The facts with another value at such a path as ``mpi.launcher.vendor``."""
-    found = copy.deepcopy(dict(facts))
+    found = deepcopy(dict(facts))
     *folders, name = path.split(".")
     inner = found
     for folder in folders:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from numpy.random import default_rng
 
 from chainermn_tools.trace import clocks, loader, matching, summary, table
 
@@ -100,7 +101,7 @@ def summarized(folder: Path) -> dict[str, Any]:
 
 def write_many(folder: Path, ranks: int, calls: int) -> None:
     """A trace of many collective calls, counted on all ranks; rank 5 is often late."""
-    rng = np.random.default_rng(1)
+    rng = default_rng(1)
     made = [
         Made(folder, rank, ranks).communicator("0.1", [*range(ranks)])
         for rank in range(ranks)

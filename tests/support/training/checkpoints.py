@@ -12,7 +12,7 @@ import chainer
 import chainer.links as L
 import numpy as np
 import pytest
-from chainer import training
+from chainer import Chain, Link, report, training
 from chainer.datasets import TupleDataset
 from chainer.iterators import SerialIterator
 from chainer.optimizers import Adam
@@ -22,7 +22,7 @@ from chainermn_train import create_multi_node_checkpointer, create_multi_node_op
 from chainermn_train.checkpoint.state_dict import state_dict
 
 
-class Model(chainer.Chain):
+class Model(Chain):
     """Its loss draws from NumPy's generator and from Python's."""
 
     def __init__(self, inputs: int | None = None) -> None:
@@ -37,7 +37,7 @@ class Model(chainer.Chain):
         loss = chainer.functions.mean_squared_error(self.out(h), y) * (
             1 + random.random()
         )
-        chainer.report({"loss": loss}, self)
+        report({"loss": loss}, self)
         return loss
 
 
@@ -131,8 +131,8 @@ def run_until(
         trainer.run(show_loop_exception_msg=False)
 
 
-def link(*values: float) -> chainer.Link:
-    made = chainer.Link()
+def link(*values: float) -> Link:
+    made = Link()
     made.add_persistent("values", np.array(values, "f8"))
     made.add_persistent("nothing", None)
     made.add_persistent("text", "naïve")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import chainer
 import numpy as np
 import pytest
+from chainer import Link
 
 from chainermn_train import create_multi_node_optimizer
 from tests.support.training.trainers import parameter_bits, state_of
@@ -39,7 +39,7 @@ def exchanging(
     kind: str,
     comm: Any,
     actual: Any,
-    model: chainer.Link,
+    model: Link,
     steps: int = 1,
     **settings: Any,
 ) -> Any:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
@@ -14,7 +14,9 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
+from chainer import Chain, Variable
 from chainer.optimizers import Adam
+from numpy.random import RandomState
 from numpy.testing import assert_array_equal
 
 from chainermn_train import create_multi_node_optimizer
@@ -34,7 +36,7 @@ def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overlapped_exchange, "BUCKET_BYTES", BUCKET_BYTES)
 
 
-class Deep(chainer.Chain):
+class Deep(Chain):
     """Three layers, each a bucket by itself."""
 
     def __init__(self) -> None:
@@ -50,7 +52,7 @@ class Deep(chainer.Chain):
         return F.mean(self.last(F.tanh(self.third(h))) ** 2)
 
 
-@contextlib.contextmanager
+@contextmanager
 def sending(comm: Any) -> Iterator[list[str]]:
     """The list to which is added how each bucket of gradients leaves this rank."""
     events: list[str] = []
@@ -81,11 +83,7 @@ def sending(comm: Any) -> Iterator[list[str]]:
 
 
 def batch(rank: int, number: int) -> Any:
-    return (
-        np.random.RandomState((rank, number))
-        .uniform(-1, 1, (BATCH, WIDTH))
-        .astype("f4")
-    )
+    return RandomState((rank, number)).uniform(-1, 1, (BATCH, WIDTH)).astype("f4")
 
 
 class Twins:
@@ -162,11 +160,11 @@ class Mark(chainer.FunctionNode):
         return grad_outputs
 
 
-def marked(x: Any, told: Callable[[], Any]) -> chainer.Variable:
-    if isinstance(x, chainer.Variable):
+def marked(x: Any, told: Callable[[], Any]) -> Variable:
+    if isinstance(x, Variable):
         variable = x
     else:
-        variable = chainer.Variable(x)
+        variable = Variable(x)
     return Mark(told).apply((variable,))[0]
 
 
@@ -221,7 +219,7 @@ class Streams:
 
         return record_it
 
-    @contextlib.contextmanager
+    @contextmanager
     def installed(self) -> Iterator[None]:
         """All arrays are on one GPU."""
         cupy = mock.MagicMock()
@@ -237,7 +235,7 @@ class Streams:
             yield
 
 
-@contextlib.contextmanager
+@contextmanager
 def all_arrays_on_one_gpu() -> Iterator[None]:
     """Chainer takes all arrays, which are NumPy's, for those of one GPU."""
     with pytest.MonkeyPatch.context() as patch:
@@ -246,7 +244,7 @@ def all_arrays_on_one_gpu() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
+@contextmanager
 def parameters_on_gpus() -> Iterator[None]:
     """The optimizer, which is made within, takes all parameters for those on GPUs."""
     with pytest.MonkeyPatch.context() as patch, Streams().installed():

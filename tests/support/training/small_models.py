@@ -6,15 +6,17 @@ import chainer
 import chainer.functions as F
 import chainer.links as L
 import numpy as np
+from chainer import Chain, Parameter, report
 from chainer.optimizer_hooks import GradientClipping, WeightDecay
 from chainer.optimizers import SGD, Adam
+from numpy.random import RandomState
 
 from chainermn_train import create_multi_node_optimizer
 
 X = np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3)
 
 
-class Model(chainer.Chain):
+class Model(Chain):
     """Mean square of a linear map; its weights depend on the rank."""
 
     def __init__(self, rank, n_in=3):
@@ -30,19 +32,19 @@ class Model(chainer.Chain):
         return chainer.functions.mean(y * y)
 
 
-class ScaledMean(chainer.Chain):
+class ScaledMean(Chain):
     """The mean of its inputs times a parameter that begins as 1; reports it as the loss."""
 
     def __init__(self):
         super().__init__()
         with self.init_scope():
-            self.w = chainer.Parameter(np.ones((), np.float32))
+            self.w = Parameter(np.ones((), np.float32))
 
     def __call__(self, x):
         loss = chainer.functions.mean(
             x * chainer.functions.broadcast_to(self.w, x.shape)
         )
-        chainer.report({"loss": loss}, self)
+        report({"loss": loss}, self)
         return loss
 
 
@@ -65,7 +67,7 @@ BATCH = 8
 WIDTH = 300
 
 
-class TanhNet(chainer.Chain):
+class TanhNet(Chain):
     """Two layers, with gradients of many kinds: whole, 0-d, transposed, read-only, missing."""
 
     def __init__(self, seed: int, n_in: int | None = WIDTH, width: int = WIDTH) -> None:
@@ -75,8 +77,8 @@ class TanhNet(chainer.Chain):
         with self.init_scope():
             self.first = L.Linear(n_in, width)
             self.second = L.Linear(width, 3)
-            self.scale = chainer.Parameter(np.ones((), dtype))
-            self.unused = chainer.Parameter(np.ones(2, dtype))
+            self.scale = Parameter(np.ones((), dtype))
+            self.unused = Parameter(np.ones(2, dtype))
 
     def __call__(self, x):
         h = F.tanh(self.first(x))
@@ -85,7 +87,7 @@ class TanhNet(chainer.Chain):
 
 def batch_of(*seed: int, width: int = WIDTH) -> np.ndarray:
     """A batch, such as that of a rank and the number of an update."""
-    random = np.random.RandomState(seed)
+    random = RandomState(seed)
     dtype = chainer.get_dtype(map_mixed16=np.float16)
     return random.uniform(-1, 1, (BATCH, width)).astype(dtype)
 

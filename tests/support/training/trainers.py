@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import chainer
 import numpy as np
 import pytest
+from chainer import Link
 from chainer.iterators import SerialIterator
 from chainer.serializers import DictionarySerializer, NpzDeserializer
 from chainer.training import StandardUpdater, Trainer, extensions
@@ -18,20 +18,20 @@ from numpy.testing import assert_allclose
 from chainermn_train.optimizers import drift
 
 
-def parameters(model: chainer.Link) -> dict[str, np.ndarray]:
+def parameters(model: Link) -> dict[str, np.ndarray]:
     """Copies of the initialised parameters."""
     named = sorted(model.namedparams())
     return {name: param.array.copy() for name, param in named if param.is_initialized}
 
 
-def float32_parameters(model: chainer.Link) -> dict[str, np.ndarray]:
+def float32_parameters(model: Link) -> dict[str, np.ndarray]:
     """Those that Chainer's update rules keep beside float16 ones; not copied."""
     rules = {name: param.update_rule for name, param in model.namedparams()}
     kept = {name: getattr(rule, "_fp32_param", None) for name, rule in rules.items()}
     return {name: param.array for name, param in kept.items() if param is not None}
 
 
-def parameter_bits(model: chainer.Link) -> dict[str, bytes]:
+def parameter_bits(model: Link) -> dict[str, bytes]:
     """The bits of the parameters, and of the float32 ones beside them."""
     found = {name: array.tobytes() for name, array in parameters(model).items()}
     return found | {
@@ -40,20 +40,20 @@ def parameter_bits(model: chainer.Link) -> dict[str, bytes]:
     }
 
 
-def clear_momenta(model: chainer.Link, updates: int) -> None:
+def clear_momenta(model: Link, updates: int) -> None:
     """Let the update rules have no state, as if they had made so many updates."""
     for param in model.params():
         param.update_rule._state = None
         param.update_rule.t = updates
 
 
-def same_everywhere(comm: Any, model: chainer.Link) -> bool:
+def same_everywhere(comm: Any, model: Link) -> bool:
     """Whether all ranks' parameters have the same bits (collective)."""
     mine = parameter_bits(model)
     return all(others == mine for others in comm.allgather_obj(mine))
 
 
-def assert_near(model: chainer.Link, expected: chainer.Link, tolerance: float) -> None:
+def assert_near(model: Link, expected: Link, tolerance: float) -> None:
     """Assert that parameters differ by so much at most, and have the same dtypes."""
     others = dict(expected.namedparams())
     for name, param in model.namedparams():

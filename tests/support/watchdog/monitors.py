@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from selectors import DefaultSelector
 from typing import Any
 from unittest import mock
@@ -194,7 +195,7 @@ class Simulation:
         self.listener.close()
 
 
-@contextlib.contextmanager
+@contextmanager
 def simulation(size: int, **timeout: Any) -> Iterator[Simulation]:
     """Monitors that have been started, with this time-out, and end with the block."""
     before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -248,7 +249,7 @@ class Links:
     def are_linked(self) -> bool:
         return self.first.is_linked and len(self.others.linked) == 1
 
-    @contextlib.contextmanager
+    @contextmanager
     def stranger(self) -> Iterator[socket.socket]:
         """A connection of somebody else."""
         with socket.create_connection(self.listener.getsockname()) as made:

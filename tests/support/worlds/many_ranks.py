@@ -17,6 +17,7 @@ from typing import NoReturn
 
 import numpy as np
 from mpi4py import MPI
+from numpy.random import default_rng
 
 from chainermn_comm import CommunicatorBase
 from chainermn_comm.config import CHUNK_VARIABLE
@@ -61,7 +62,7 @@ def runs(ranks: int) -> list[tuple[str, str, str]]:
 
 @lru_cache(maxsize=32)
 def _gradients(rank: int, call: int, larger: int) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng([rank, call])
+    rng = default_rng([rank, call])
     small = {
         name + dtype: np.asarray(rng.standard_normal(shape)).astype(dtype)
         for name, shape in SHAPES.items()

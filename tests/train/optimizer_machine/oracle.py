@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import re
 import warnings
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -243,7 +243,7 @@ class Oracle:
     def _save(self, ranks=ALL):
         for rank in self._among(ranks):
             own = self._optimizers[rank], self._pending
-            self._saved[rank] = copy.deepcopy(own)
+            self._saved[rank] = deepcopy(own)
 
     def _renew(self):
         self._expected.are_states_known = False
@@ -256,7 +256,7 @@ class Oracle:
         """Gradients that were saved count if ranks assume that all have the same state."""
         loading = self._among(ranks)
         for rank in loading:
-            own, self._pending = copy.deepcopy(self._saved[rank])
+            own, self._pending = deepcopy(self._saved[rank])
             self._optimizers[rank] = own
         for rank in loading.intersection(broken):
             self._expected.errors[rank] = "KeyError"
@@ -355,7 +355,7 @@ class Oracle:
                 if not param.is_initialized and other[name].is_initialized:
                     param.array = other[name].array
         first = self._optimizers[self._first]
-        self._optimizers = {rank: copy.deepcopy(first) for rank in self._optimizers}
+        self._optimizers = {rank: deepcopy(first) for rank in self._optimizers}
         self.new = NONE
         self.apart = NONE
         self.drifted = ""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -12,8 +12,10 @@ from typing import Any
 import chainer
 import chainer.functions as F
 import numpy as np
+from chainer import Chain, Link, Parameter
 from chainer.optimizer_hooks import GradientClipping, WeightDecay
 from chainer.optimizers import SGD, Adam, MomentumSGD
+from numpy.random import RandomState
 
 from chainermn_comm import PeerError, create_communicator
 from chainermn_modelparallel import allreduce
@@ -93,22 +95,22 @@ class Outcome:
 
 
 def batch(number, rank):
-    return np.random.RandomState((number, rank)).uniform(-1, 1, 2)
+    return RandomState((number, rank)).uniform(-1, 1, 2)
 
 
-class Part(chainer.Link):
+class Part(Link):
     """Two numbers, which a lazy one gets when it is used, and one that is 0-d."""
 
     def __init__(self, dtype, is_lazy, *seed):
         super().__init__()
-        random = np.random.RandomState((*seed, 7))  # others than a batch's numbers
+        random = RandomState((*seed, 7))  # others than a batch's numbers
         w, s = np.split(random.uniform(-1, 1, 3), [2])
         initial = w.astype(dtype)
         if is_lazy:
             initial = chainer.initializers.Constant(w[0], dtype)
         with self.init_scope():
-            self.w = chainer.Parameter(initial)
-            self.s = chainer.Parameter(np.array(s[0], dtype))
+            self.w = Parameter(initial)
+            self.s = Parameter(np.array(s[0], dtype))
 
     def __call__(self, x):
         if not self.w.is_initialized:
@@ -117,7 +119,7 @@ class Part(chainer.Link):
         return (F.sum((self.w - x) ** 2) + (self.s - x[0]) ** 2) / 2
 
 
-class Tiny(chainer.Chain):
+class Tiny(Chain):
     """Some parts, and a persistent array that each rank's own examples change."""
 
     def __init__(self):
@@ -251,12 +253,12 @@ class Trainee:
 
     def go_on_with_a_copy(self):
         old = self._optimizer
-        self._optimizer = copy.deepcopy(old)
+        self._optimizer = deepcopy(old)
         old.finalize()
 
     def save(self):
         things = self._model, self._optimizer
-        states = [copy.deepcopy(state_of(each)) for each in things]
+        states = [deepcopy(state_of(each)) for each in things]
         self._saved = [self._optimizer._loss_scale, *states]
 
     def renew(self):
