@@ -23,7 +23,7 @@ BLOCK_BYTES = 1 << 20
 MEMORY_BYTES = 64 << 20  # until then
 
 
-def run_out_of_memory() -> None:
+def run_out_of_memory():
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + MEMORY_BYTES
     resource.setrlimit(
@@ -35,12 +35,12 @@ def run_out_of_memory() -> None:
         held.append(bytearray(BLOCK_BYTES))
 
 
-def loop_in_python() -> None:
+def loop_in_python():
     while True:
         pass
 
 
-def hold_in_c() -> None:
+def hold_in_c():
     while True:  # a signal ends the call, which holds the GIL
         ctypes.PyDLL(None).sleep(1000)
 
@@ -215,7 +215,7 @@ class Plan:
 
     def __init__(
         self, fault: dict[str, Any] | None, rank: int, status: Path, disk: Path
-    ) -> None:
+    ):
         """Plan it, unless it is another rank's.
 
         The fault has what a `Case` has; its `after` is in seconds. In `status` the
@@ -227,7 +227,7 @@ class Plan:
         if fault is not None and fault["victim"] == rank:
             self._fault = fault
 
-    def start(self) -> None:
+    def start(self):
         """From now on it can happen at its time, whatever goes on then."""
         if self._fault is not None and self._fault["moment"] is None:
             kind = self._fault["kind"]
@@ -235,7 +235,7 @@ class Plan:
             # 0 would mean never.
             signal.setitimer(signal.ITIMER_REAL, max(1e-3, self._fault["after"]))
 
-    def stop(self) -> None:
+    def stop(self):
         """It was too late: Python is about to give signals back their own meaning."""
         signal.setitimer(signal.ITIMER_REAL, 0)
 
@@ -253,10 +253,10 @@ class Plan:
     def collective(
         self,
         moment: str,
-        comm: Any,
+        comm,
         call: Callable[[Any], T],
-        right: Any = None,
-        other: Any = None,
+        right=None,
+        other=None,
     ) -> T | None:
         """A collective call, which the fault may prevent or give the other argument."""
         how = self.at(moment)
@@ -266,7 +266,7 @@ class Plan:
             comm.alltoall_obj([None] * comm.size)
         return call(other if how == "shape" else right)
 
-    def _strike(self, kind: str) -> None:
+    def _strike(self, kind: str):
         (self._status / "fault").write_text(f"{time.time()}")
         if kind == "disk":
             fill(self._disk)
@@ -276,7 +276,7 @@ class Plan:
             exec(MODULES + KINDS[kind].statement)
 
 
-def fill(disk: Path) -> None:
+def fill(disk: Path):
     """Write until there is no room."""
     with (
         open(disk / "filler", "wb", buffering=0) as file,

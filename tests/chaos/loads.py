@@ -50,7 +50,7 @@ def calls(choose: random.Random) -> Iterator[None]:
         yield verbs.check_one(comm, verb, [False] * comm.size, dtype, "C", None)
 
 
-def main() -> None:
+def main():
     load = calls(random.Random(1))
     count = int(sys.argv[1])
     for _ in range(int(WARM * count)):

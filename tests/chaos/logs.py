@@ -88,7 +88,7 @@ def shortened(text: str, folder: Path) -> str:
     return text
 
 
-def main() -> None:
+def main():
     with Cluster(runs.HOSTS) as cluster:
         for kind in sys.argv[1:] or [*CASES, *JOBS]:
             for launcher in LAUNCHERS:

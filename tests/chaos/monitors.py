@@ -45,7 +45,7 @@ KINDS = ("stop", "kill", "cut", "break")
 class Disturbance:
     """What is done to the monitors of a job on two hosts."""
 
-    def __init__(self, cluster: Cluster, seed: int) -> None:
+    def __init__(self, cluster: Cluster, seed: int):
         self._cluster = cluster
         self._draw = random.Random(seed)
         self._kinds = itertools.cycle(self._draw.sample(KINDS, len(KINDS)))
@@ -53,7 +53,7 @@ class Disturbance:
         self._next = 0.0
         self._undo = ExitStack()
 
-    def __call__(self, *_: object) -> None:
+    def __call__(self, *_):
         """Do something now and then, until the next thing is done."""
         if time.monotonic() < self._next:
             return
@@ -79,11 +79,11 @@ class Disturbance:
         self.done.append(kind)
         self._next = time.monotonic() + self._draw.uniform(0.1, DISTURBED_SECONDS)
 
-    def undo(self) -> None:
+    def undo(self):
         """Let all go on."""
         self._undo.close()
 
-    def _cut(self, port: int) -> None:
+    def _cut(self, port: int):
         """Drop what goes between the monitors, and nothing else."""
         for host, side in (("alpha", "sport"), ("beta", "dport")):
             rule = ("pref", 10, "ipproto", "tcp", side, port, "blackhole")
@@ -91,7 +91,7 @@ class Disturbance:
             self._undo.callback(self._cluster.run, host, "ip", "rule", "del", *rule)
 
 
-def send_signal(process: psutil.Process, number: int) -> None:
+def send_signal(process: psutil.Process, number: int):
     with suppress(psutil.Error):
         process.send_signal(number)
 

@@ -141,12 +141,12 @@ def make_planned_trainer(comm, plan, case):
     return trainer
 
 
-def say(line: str) -> None:
+def say(line: str):
     """Print it in one piece, since the ranks share the output."""
     print(f"{line}\n", end="", flush=True)
 
 
-def main() -> None:
+def main():
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     case = json.loads(Path(sys.argv[1]).read_text())
     status = Path(case["status"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,7 +51,7 @@ class Trial:
 
 
 @contextmanager
-def folder_of(case: Case, cluster: Cluster) -> Iterator[Path]:
+def folder_of(case: Case, cluster: Cluster):
     """A folder of a job, whose checkpoints lie on a small disk if the case fills it."""
     with (
         tempfile.TemporaryDirectory(prefix="chainermn-chaos-") as name,
@@ -70,7 +70,7 @@ def folder_of(case: Case, cluster: Cluster) -> Iterator[Path]:
 class Trials:
     """Tries cases, and remembers what unbroken jobs end with."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster):
         self._cluster = cluster
         self._whole: dict[tuple[int, str, int], tuple[dict[str, str], float]] = {}
 

@@ -7,10 +7,8 @@ can be forgotten.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -40,7 +38,7 @@ class Counts:
         """All of them."""
         return self.written + self.read + self.sent + self.received
 
-    def reset(self) -> None:
+    def reset(self):
         """Count from 0 again."""
         self.written = self.read = self.sent = self.received = 0
 
@@ -48,11 +46,11 @@ class Counts:
 class Counted:
     """A stretch of memory that counts; only what communicators do with a window works."""
 
-    def __init__(self, array: np.ndarray, counts: Counts) -> None:
+    def __init__(self, array: np.ndarray, counts: Counts):
         self._array = array
         self._counts = counts
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str):
         if name not in ("dtype", "size", "nbytes"):
             raise AttributeError(f"{name} of shared memory can't be counted")
         return getattr(self._array, name)
@@ -63,22 +61,20 @@ class Counted:
     def __getitem__(self, stretch: slice) -> Counted:
         return Counted(self._array[stretch], self._counts)
 
-    def view(self, dtype: Any) -> Counted:
+    def view(self, dtype) -> Counted:
         return Counted(self._array.view(dtype), self._counts)
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key, value):
         self._counts.written += self._array[key].nbytes
         self._array[key] = self._plain(value)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype=None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self._plain(self), dtype)
 
     def tobytes(self) -> bytes:
         return bytes(self._plain(self).data)
 
-    def __array_ufunc__(
-        self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any
-    ) -> Any:
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs, **kwargs):
         outs = kwargs.get("out")
         if outs is not None:
             kwargs["out"] = tuple(map(self._written, outs))
@@ -87,9 +83,7 @@ class Counted:
             return result
         return outs[0]
 
-    def __array_function__(
-        self, function: Any, types: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def __array_function__(self, function, types, args, kwargs):
         if function is np.copyto:
             target, source = args
             function(self._written(target), self._plain(source), **kwargs)
@@ -110,14 +104,14 @@ class Counted:
         else:
             raise TypeError(f"{function.__name__} of shared memory can't be counted")
 
-    def _plain(self, value: Any) -> Any:
+    def _plain(self, value):
         """What NumPy can read, counted as read."""
         if not isinstance(value, Counted):
             return value
         self._counts.read += value._array.nbytes
         return value._array
 
-    def _written(self, value: Any) -> Any:
+    def _written(self, value):
         """What NumPy can write to, counted as written."""
         if not isinstance(value, Counted):
             return value
@@ -126,9 +120,7 @@ class Counted:
 
 
 @contextmanager
-def counted(
-    name: str, comm: MPI.Intracomm, wire: str | None = None
-) -> Iterator[tuple[Any, Counts]]:
+def counted(name: str, comm: MPI.Intracomm, wire: str | None = None):
     """A communicator on one node, and what this rank moves by it (collective).
 
     Args:
@@ -139,27 +131,27 @@ def counted(
     counts = Counts()
 
     class Window(SharedWindow):
-        def __init__(self, comm: MPI.Intracomm, sizes: list[int]) -> None:
+        def __init__(self, comm: MPI.Intracomm, sizes: list[int]):
             super().__init__(comm, sizes)
             buffers = [Counted(buffer, counts) for buffer in self.buffers]
             self.buffers = buffers
 
     # MPI for Python makes its duplicates of the same class.
     class Messages(MPI.Intracomm):
-        def Isend(self, buf: Any, *peer: int) -> MPI.Request:
+        def Isend(self, buf, *peer: int) -> MPI.Request:
             counts.sent += _nbytes(buf)
             return super().Isend(buf, *peer)
 
-        def Irecv(self, buf: Any, *peer: int) -> MPI.Request:
+        def Irecv(self, buf, *peer: int) -> MPI.Request:
             counts.received += _nbytes(buf)
             return super().Irecv(buf, *peer)
 
-        def Sendrecv(self, sent: Any, *rest: Any) -> None:
+        def Sendrecv(self, sent, *rest):
             counts.sent += _nbytes(sent)
             counts.received += _nbytes(rest[2])  # after the peer and the tag
             super().Sendrecv(sent, *rest)
 
-        def Allgather(self, sent: Any, got: Any) -> None:
+        def Allgather(self, sent, got):
             counts.sent += _nbytes(sent) * (self.size - 1)
             counts.received += _nbytes(got) - _nbytes(sent)
             super().Allgather(sent, got)
@@ -171,5 +163,5 @@ def counted(
         yield communicator, counts
 
 
-def _nbytes(buf: Any) -> int:
+def _nbytes(buf) -> int:
     return memoryview(buf[0]).nbytes

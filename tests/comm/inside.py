@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,17 +20,17 @@ from chainermn_comm.sums.shared_window import SharedWindow
 
 
 @contextmanager
-def recorded_sizes() -> Iterator[dict[str, list[int]]]:
+def recorded_sizes():
     """Bytes of each chunk `packed` on this rank meanwhile, and of each message `sent`."""
     found = {"packed": [], "sent": []}
     pack = Chunk.pack
     exchange = pairwise.start_exchange
 
-    def packing(self: Chunk, operand: Any, out: Any) -> None:
+    def packing(self: Chunk, operand, out):
         found["packed"].append(self.nbytes)
         pack(self, operand, out)
 
-    def exchanging(comm: Any, outgoing: Any, *rest: Any) -> Any:
+    def exchanging(comm, outgoing, *rest):
         outgoing = list(outgoing)
         found["sent"] += [buffer.nbytes for _, buffer in outgoing]
         return exchange(comm, outgoing, *rest)
@@ -46,11 +46,11 @@ LONGEST_SECONDS = 0.004
 
 
 @contextmanager
-def late_ranks(rank: int, likelihood: float) -> Iterator[None]:
+def late_ranks(rank: int, likelihood: float):
     """Meanwhile this rank pauses before and after barriers, as its number decides."""
     rng = random.Random(rank)
 
-    def pause() -> None:
+    def pause():
         if rng.random() < likelihood:
             time.sleep(rng.random() * LONGEST_SECONDS)
 

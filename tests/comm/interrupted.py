@@ -32,7 +32,7 @@ Make = Callable[[], Any]
 class Bytecodes:
     """Counts the bytecodes of our code within, and raises at one of them."""
 
-    def __init__(self, at: int = 0) -> None:
+    def __init__(self, at: int = 0):
         self._at = at
         self.count = 0
 
@@ -40,17 +40,17 @@ class Bytecodes:
         sys.settrace(self._enter)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         sys.settrace(None)
 
-    def _enter(self, frame: FrameType, event: str, argument: object) -> Any:
+    def _enter(self, frame: FrameType, event: str, argument):
         if OURS not in frame.f_code.co_filename:
             return None
         frame.f_trace_opcodes = True
         frame.f_trace_lines = False
         return self._step
 
-    def _step(self, frame: FrameType, event: str, argument: object) -> Any:
+    def _step(self, frame: FrameType, event: str, argument):
         if event == "opcode":
             self.count += 1
             if self.count == self._at:  # Python then traces no more
@@ -63,12 +63,12 @@ class CountedComm(MPI.Intracomm):
 
     handshakes = 0
 
-    def Allgather(self, *arguments: Any) -> None:
+    def Allgather(self, *arguments):
         CountedComm.handshakes += 1
         super().Allgather(*arguments)
 
 
-def new(name: str) -> Any:
+def new(name: str):
     return create_communicator(name, CountedComm(MPI.COMM_WORLD))
 
 
@@ -76,7 +76,7 @@ def numbers(rank: int) -> np.ndarray:
     return np.full(LARGE, rank + 1.0)
 
 
-def mean(comm: Any, is_missing: bool = False) -> list[Any]:
+def mean(comm, is_missing: bool = False) -> list[Any]:
     """Means of gradients, one of which may be missing on rank 0."""
     params = [Param(numbers(comm.rank), numbers(comm.rank)) for _ in "vw"]
     if is_missing and comm.rank == 0:
@@ -85,14 +85,14 @@ def mean(comm: Any, is_missing: bool = False) -> list[Any]:
     return [param.grad for param in params]
 
 
-def broadcast(comm: Any) -> list[Any]:
+def broadcast(comm) -> list[Any]:
     own = numbers(comm.rank)
     params = [Param(own), Param(own.astype("f4"))]
     comm.bcast_data(Model(v=params[0], w=params[1]))
     return [param.data for param in params]
 
 
-def calls(comm: Any) -> dict[str, Make]:
+def calls(comm) -> dict[str, Make]:
     """What is called, by name; each result is the same every time."""
     rank = comm.rank
     root = comm.size - 1
@@ -129,7 +129,7 @@ def calls(comm: Any) -> dict[str, Make]:
 NAMES = (*calls(MPI.COMM_SELF), "allreduce_grad first")
 
 
-def prepare(name: str, comm: Any) -> tuple[Any, Make]:
+def prepare(name: str, comm) -> tuple[Any, Make]:
     """Return the next call of that name, of `comm` or of a new communicator (collective)."""
     if name in ("finalize", "allreduce_grad first"):
         comm = new(comm.communicator_name)
@@ -138,7 +138,7 @@ def prepare(name: str, comm: Any) -> tuple[Any, Make]:
     return comm, calls(comm)[name.removesuffix(" first")]
 
 
-def run(base: str, name: str, odd: int, path: Path, places: list[float]) -> None:
+def run(base: str, name: str, odd: int, path: Path, places: list[float]):
     """Interrupt rank `odd` at each of those places of a call, from 0 to 1.
 
     `path` gets the number of the last. Before the next one, all ranks have raised or

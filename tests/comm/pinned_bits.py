@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -50,7 +49,7 @@ def numbers(seed: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     return drawn.astype(kind).reshape(shape)
 
 
-def _digest(arrays: Any) -> str:
+def _digest(arrays) -> str:
     joined = b"".join(np.asarray(array).tobytes() for array in arrays)
     return hashlib.sha256(joined).hexdigest()[:12]
 
@@ -85,7 +84,7 @@ def found(size: int) -> Iterator[tuple[str, str]]:
                     yield f"{where} sums", _digest(sums)
 
 
-def main() -> None:
+def main():
     from mpi4py import MPI
 
     size = MPI.COMM_WORLD.size

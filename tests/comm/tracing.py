@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 from chainermn_comm.trace import TRACE_VARIABLE, file, tracer
 
 
 @contextmanager
-def traced_into(folder: Path) -> Iterator[None]:
+def traced_into(folder: Path):
     """Meanwhile new communicators trace into that folder."""
     with (
         mock.patch.object(file, "_file", None),
@@ -37,19 +36,19 @@ def calls(folder: Path, rank: int) -> list[dict]:
     return [event for event in events(folder, rank) if event["ph"] == "X"]
 
 
-def note_message(comm: Any) -> None:
+def note_message(comm):
     """Have a call traced, as the communicator's methods do, without making any."""
     comm._observer.message("send", 0, 0)
     comm._observer.leave()
 
 
-def write_to(path: str) -> None:
+def write_to(path: str):
     """From now on this process's trace goes into that file."""
     assert file._file is not None
     file._file._descriptor = os.open(path, os.O_WRONLY)
 
 
-def is_traced(comm: Any) -> bool:
+def is_traced(comm) -> bool:
     """Whether calls on the communicator pass a line that traces them (collective)."""
     passed: set[str] = set()
     sys.setprofile(lambda frame, *_: passed.add(frame.f_globals["__name__"]))
@@ -61,7 +60,7 @@ def is_traced(comm: Any) -> bool:
     return any(name.startswith("chainermn_comm.trace") for name in passed)
 
 
-def on_machine(number: int, now: Callable[[], float]) -> None:
+def on_machine(number: int, now: Callable[[], float]):
     """From now on this process traces as if it were on another machine, with that clock."""
     for module in (file, tracer):
         module.now = now

@@ -15,7 +15,6 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import chainermn
 import numpy as np
@@ -25,7 +24,7 @@ from tests.compatibility.cases import CASES
 from tests.compatibility.describing import describe
 
 
-def result(case: Any) -> Any:
+def result(case):
     """What the case returns or raises, on a communicator that no other case has."""
     comm = chainermn.create_communicator("naive", MPI.COMM_WORLD.Dup())
     np.random.seed(comm.rank)
@@ -36,7 +35,7 @@ def result(case: Any) -> Any:
         return {**describe(error), "text": str(error)[:500]}
 
 
-def main(folder: str, *names: str) -> None:
+def main(folder: str, *names: str):
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     if os.environ.get("CHAINERMN_USE_BUNDLED") == "1":
         sys.tracebacklimit = 0  # nobody who works here reads its source

@@ -13,7 +13,7 @@ from chainer import Variable
 CLOSE = {"rel_tol": 1e-5, "abs_tol": 1e-6}
 
 
-def describe(value: Any) -> Any:
+def describe(value):
     """What JSON can hold of it; an object of another class is its class's name."""
     if value is None or type(value) in (bool, int, float, str):
         return value
@@ -54,7 +54,7 @@ def describe(value: Any) -> Any:
     return {"type": type(value).__name__}
 
 
-def differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
+def differences(before, now, where: str = "") -> Iterator[str]:
     """Where two descriptions differ: ``PATH: BEFORE -> NOW``.
 
     What is raised now may be derived from what was raised.
@@ -75,7 +75,7 @@ def differences(before: Any, now: Any, where: str = "") -> Iterator[str]:
         yield told(where, before, now)
 
 
-def same(before: Any, now: Any) -> bool:
+def same(before, now) -> bool:
     if isinstance(before, float):
         return math.isclose(before, now, **CLOSE) or (
             math.isnan(before) and math.isnan(now)
@@ -83,11 +83,11 @@ def same(before: Any, now: Any) -> bool:
     return bool(before == now)
 
 
-def told(where: str, before: Any, now: Any) -> str:
+def told(where: str, before, now) -> str:
     return f"{where}: {said(before)} -> {said(now)}"
 
 
-def said(description: Any) -> str:
+def said(description) -> str:
     """In a line, as Python would write it, but for NumPy's and Chainer's: ``float32[1.0, 2.0]``."""
     if isinstance(description, float):
         return f"{description:.6}"

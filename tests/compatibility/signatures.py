@@ -12,7 +12,6 @@ import os
 import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import chainer
 import chainermn
@@ -60,7 +59,7 @@ def members(kind: type) -> Iterator[str]:
             yield name + (signature(value) if callable(value) else "")
 
 
-def signature(value: Any) -> str:
+def signature(value) -> str:
     """As it stands in code, without annotations; "()" if Python knows none."""
     try:
         found = inspect.signature(value)
@@ -80,7 +79,7 @@ def signature(value: Any) -> str:
 class Written:
     """A default whose `repr` Python can evaluate."""
 
-    def __init__(self, value: object) -> None:
+    def __init__(self, value):
         self.value = value
 
     def __repr__(self) -> str:
@@ -110,7 +109,7 @@ def read(line: str) -> tuple[str, inspect.Signature | None]:
     return path, inspect.signature(function)
 
 
-def found(path: str, called: bool = False) -> Any:
+def found(path: str, called: bool = False):
     """What is at a path: a module, or what is reached from one by its attributes.
 
     Where a module and a function have one path, ``called`` asks for the function.

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
 
 import chainer
 import numpy as np
@@ -29,22 +27,22 @@ MODULE = SimpleNamespace(
 )
 
 
-def _array_module(*arrays: Any) -> Any:
+def _array_module(*arrays):
     if any(isinstance(array, Device) for array in arrays):
         return MODULE
     return np
 
 
 @contextmanager
-def received_on_devices(comm: Any) -> Iterator[None]:
+def received_on_devices(comm):
     """What this rank receives of `comm` is on its device."""
     original = comm.recv_with_metadata
 
-    def on_device(source: int, tag: int = 0, label: str = "") -> Any:
+    def on_device(source: int, tag: int = 0, label: str = ""):
         metadata, arrays = original(source, tag, label)
         return metadata, tuple(array.view(Device) for array in arrays)
 
-    def compatible(arrays: Any) -> bool:
+    def compatible(arrays) -> bool:
         return len({isinstance(a, Device) for a in arrays if a is not None}) < 2
 
     ours = SimpleNamespace(

@@ -134,7 +134,7 @@ def failing(executions: list[str], seconds: dict[str, float]) -> str:
     return f"status {status}"
 
 
-def _end(process: subprocess.Popen[bytes], mark: str) -> None:
+def _end(process: subprocess.Popen[bytes], mark: str):
     """End a command, and all processes that carry its mark: a fault may have left some."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
@@ -180,7 +180,7 @@ def git(*words: str) -> str:
     return subprocess.check_output(["git", *words], cwd=ROOT, text=True).strip()
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(
         prog="python -m tests.mutation",
         description=__doc__,

@@ -48,7 +48,7 @@ def file_of(execution: str) -> str:
 class Executions:
     """What `make mutation-map` recorded in a folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path):
         self._data = CoverageData(str(folder / "data"))
         self._data.read()
         self._lines: dict[Path, dict[int, set[str]]] = {}

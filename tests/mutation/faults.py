@@ -49,9 +49,7 @@ def draw_in(paths: list[Path], seed: str, executions: Executions) -> Iterator[Fa
             yield fault
 
 
-def _fault(
-    path: Path, operator: Any, number: int, executions: Executions
-) -> Fault | None:
+def _fault(path: Path, operator, number: int, executions: Executions) -> Fault | None:
     """The fault, or None if it changes nothing that is run, or no test executes it."""
     code = path.read_text()
     # cosmic-ray fails at `except a.b`, and takes the stars of `{**a}` for an operator.

@@ -19,7 +19,7 @@ from tests.mutation.executions import ROOT, node_of_item
 CONTEXT = "COVERAGE_CONTEXT"
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config: pytest.Config):
     """Record these tests, but not those of a pytest that one of them runs elsewhere."""
     if config.rootpath == ROOT:
         config.pluginmanager.register(Recorder(), "chainermn-recorder")
@@ -36,7 +36,7 @@ def _execution(item: pytest.Item) -> str:
 class Recorder:
     """What the plugin does in a process that runs tests of this repository."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._seconds: dict[str, float] = {}
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -66,7 +66,7 @@ class Recorder:
             self._seconds[name] = float("-inf")  # whatever its other phases are
         return report
 
-    def pytest_sessionfinish(self) -> None:
+    def pytest_sessionfinish(self):
         passed = {name: each for name, each in self._seconds.items() if each >= 0}
         if passed:
             file = Path(os.environ["COVERAGE_FOLDER"], f"seconds.{os.getpid()}.json")

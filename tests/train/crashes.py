@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ State = tuple[tuple[str, bytes], ...]  # name and contents of each file
 
 
 @contextmanager
-def crashes(folder: Path) -> Iterator[set[State]]:
+def crashes(folder: Path):
     """Collect what is in the folder whenever this process renames, removes or syncs a file there.
 
     Processes and threads that do so take turns, so that a state is one that there was.
@@ -24,13 +24,13 @@ def crashes(folder: Path) -> Iterator[set[State]]:
     folder.mkdir(exist_ok=True)
     lock = folder.with_name(folder.name + ".lock")
 
-    def look() -> None:
+    def look():
         states.add(
             tuple((path.name, path.read_bytes()) for path in sorted(folder.iterdir()))
         )
 
     def recording(change: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **options: Any) -> Any:
+        def call(*arguments, **options):
             with lock.open("w") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 look()

@@ -34,7 +34,7 @@ def inputs(rank: int = 0) -> np.ndarray:
     return np.arange(6, dtype=np.float32).reshape(2, 3) + 10 * rank
 
 
-def backward(link: Link, rank: int) -> None:
+def backward(link: Link, rank: int):
     link.cleargrads()
     F.sum(link(inputs(rank)) ** 2).backward()
 
@@ -42,7 +42,7 @@ def backward(link: Link, rank: int) -> None:
 class Loss(Chain):
     """The sum of squares of a linear link's outputs, reported."""
 
-    def __init__(self, value: float = 1.0) -> None:
+    def __init__(self, value: float = 1.0):
         super().__init__(linear=linear(value))
 
     def forward(self, x: np.ndarray) -> Variable:

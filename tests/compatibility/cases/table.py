@@ -19,7 +19,7 @@ def case(function: Case) -> Case:
     return function
 
 
-def each(*values: Any, **named: Any) -> Callable[[Case], Case]:
+def each(*values, **named) -> Callable[[Case], Case]:
     """Put it into the table once for each value, its third argument."""
 
     def add(function: Case) -> Case:
@@ -32,12 +32,12 @@ def each(*values: Any, **named: Any) -> Callable[[Case], Case]:
     return add
 
 
-def together() -> None:
+def together():
     """Let all ranks work in the folder of rank 0."""
     os.chdir(MPI.COMM_WORLD.bcast(os.getcwd()))
 
 
-def given(function: Case, value: Any, chainermn: Any, comm: Any) -> Any:
+def given(function: Case, value, chainermn, comm):
     return function(chainermn, comm, value)
 
 
@@ -45,7 +45,7 @@ def name_of(function: Case) -> str:
     return f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
 
 
-def outcome(call: Callable[[], Any]) -> Any:
+def outcome(call: Callable[[], Any]):
     """What it returns, or the error that it raises, for cases of which this is only a part."""
     try:
         return call()
@@ -53,7 +53,7 @@ def outcome(call: Callable[[], Any]) -> Any:
         return error
 
 
-def of_rank_0(comm: Any, value: Any) -> Any:
+def of_rank_0(comm, value):
     """What rank 0 gives to a function that takes nothing of the other ranks."""
     if comm.rank == 0:
         return value

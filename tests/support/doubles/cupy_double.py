@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from operator import attrgetter
 from types import ModuleType, SimpleNamespace
@@ -37,7 +37,7 @@ from tests.support.doubles.nccl_double import make_nccl
 class CudaDevice:
     """The device of that number; all of them have the same memory."""
 
-    def __init__(self, gpu: Gpu, device: int | None = None) -> None:
+    def __init__(self, gpu: Gpu, device: int | None = None):
         self.gpu = gpu
         if device is None:
             self.id = gpu.current_device
@@ -48,7 +48,7 @@ class CudaDevice:
     def pci_bus_id(self) -> str:
         return self.gpu.bus_id
 
-    def use(self) -> None:
+    def use(self):
         self.gpu.current_device = self.id
 
     def __enter__(self) -> CudaDevice:
@@ -56,19 +56,17 @@ class CudaDevice:
         self.gpu.current_device = self.id
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self.gpu.current_device = self.before
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other) -> bool:
         return isinstance(other, CudaDevice) and self.id == other.id
 
 
 class ndarray:
     """An array on the device: a view of an allocation that NumPy doesn't take for an array."""
 
-    def __init__(
-        self, gpu: Gpu, memory: Allocation, host: np.ndarray, device: int
-    ) -> None:
+    def __init__(self, gpu: Gpu, memory: Allocation, host: np.ndarray, device: int):
         self._gpu = gpu
         self._memory = memory
         self._host = host
@@ -100,7 +98,7 @@ class ndarray:
         about = {"shape": self.shape, "typestr": self.dtype.str, "version": 3}
         return {**about, "data": (self.data.ptr, False)}
 
-    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+    def __array__(self, *_, **__) -> np.ndarray:
         raise TypeError("Implicit conversion to a NumPy array is not allowed.")
 
     def get(self, *, order: str = "C") -> np.ndarray:
@@ -112,7 +110,7 @@ class ndarray:
         self._later(lambda: np.divide(self._host, other, out=self._host))
         return self
 
-    def reshape(self, *shape: Any) -> ndarray:
+    def reshape(self, *shape) -> ndarray:
         return self._like(self._host.reshape(*shape))
 
     def ravel(self) -> ndarray:
@@ -120,13 +118,13 @@ class ndarray:
             return self.reshape(-1)
         return self.copy().reshape(-1)
 
-    def view(self, dtype: Any) -> ndarray:
+    def view(self, dtype) -> ndarray:
         return self._like(self._host.view(dtype))
 
-    def __getitem__(self, slices: Any) -> ndarray:
+    def __getitem__(self, slices) -> ndarray:
         return self._like(self._host[slices])
 
-    def __setitem__(self, slices: Any, value: Any) -> None:
+    def __setitem__(self, slices, value):
         self._gpu.drain(current_stream(self._gpu))
         if isinstance(value, ndarray):
             value = value._host
@@ -146,7 +144,7 @@ class ndarray:
         self._later(lambda: np.copyto(host, self._host))
         return found
 
-    def astype(self, dtype: Any) -> ndarray:
+    def astype(self, dtype) -> ndarray:
         """A copy of that dtype, which the device makes later."""
         found = self._new(self.shape, dtype)
         self._later(lambda: np.copyto(found._host, self._host))
@@ -165,13 +163,13 @@ class ndarray:
     def __float__(self) -> float:
         return float(self.get())
 
-    def _new(self, shape: tuple[int, ...], dtype: Any) -> ndarray:
+    def _new(self, shape: tuple[int, ...], dtype) -> ndarray:
         nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
         made = Allocation(self._gpu, nbytes)
         host = made.bytes[:nbytes].view(dtype).reshape(shape)
         return ndarray(self._gpu, made, host, self.device.id)
 
-    def _later(self, work: Callable[[], Any]) -> None:
+    def _later(self, work: Callable[[], Any]):
         def run() -> bool:
             work()
             return True
@@ -190,7 +188,7 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
     numbers = itertools.count(0)
     Stream(gpu, next(numbers))  # the null stream
 
-    def empty(shape: Any, dtype: Any = float, order: str = "C") -> ndarray:
+    def empty(shape, dtype=float, order: str = "C") -> ndarray:
         if isinstance(shape, int):
             shape = (shape,)
         dtype = np.dtype(dtype)
@@ -225,7 +223,7 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
         used = sum(gpu.memory.values())
         return SimpleNamespace(used_bytes=lambda: used, free_all_blocks=lambda: None)
 
-    def memcpy_async(dst: int, src: int, size: int, kind: int, stream: int) -> None:
+    def memcpy_async(dst: int, src: int, size: int, kind: int, stream: int):
         target = "device"
         if kind == 2:
             target = "host"
@@ -261,15 +259,13 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
         }
 
     class RawModule:
-        def __init__(self, code: str, *, options: tuple[str, ...] = ()) -> None:
+        def __init__(self, code: str, *, options: tuple[str, ...] = ()):
             assert 'extern "C"' in code
 
         def get_function(self, name: str) -> Callable[..., None]:
             gpu.reach("compile")
 
-            def launch(
-                grid: tuple[int], block: tuple[int], args: tuple[Any, ...]
-            ) -> None:
+            def launch(grid: tuple[int], block: tuple[int], args: tuple[Any, ...]):
                 assert grid[0] > 0, "CUDA refuses a launch without blocks"
                 gpu.reach("launchKernel")
                 table, count, buffer, size, divisor = args
@@ -329,7 +325,7 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
 
 
 @contextmanager
-def installed() -> Iterator[Gpu]:
+def installed():
     """Make `import cupy` give the double; yields its device."""
     gpu = Gpu(MPI.COMM_WORLD.rank)
     with pytest.MonkeyPatch.context() as patch:

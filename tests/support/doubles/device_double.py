@@ -35,7 +35,7 @@ WORDS = {
 class CUDARuntimeError(RuntimeError):
     __module__ = "cupy_backends.cuda.api.runtime"
 
-    def __init__(self, status: int) -> None:
+    def __init__(self, status: int):
         self.status = status
         super().__init__(WORDS[status])
 
@@ -43,7 +43,7 @@ class CUDARuntimeError(RuntimeError):
 class Gpu:
     """The state of one process's device: its memory, its streams, and how it misbehaves."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int):
         self.rank = rank
         self.count = 1  # devices that CUDA finds
         self.bus_id = f"0000:{rank:02x}:00.0"
@@ -74,9 +74,7 @@ class Gpu:
 
     # What fails.
 
-    def plant(
-        self, call: str, error: Exception | int = OUT_OF_MEMORY, after: int = 0
-    ) -> None:
+    def plant(self, call: str, error: Exception | int = OUT_OF_MEMORY, after: int = 0):
         """Let a call fail once it was made so many times more; of queued work `"work"`."""
         if isinstance(error, int):
             error = CUDARuntimeError(error)
@@ -94,7 +92,7 @@ class Gpu:
         self.status = 0
         return happened
 
-    def reach(self, call: str) -> None:
+    def reach(self, call: str):
         """Be at a call that can fail; raise what was planted there."""
         with self.lock:
             self._local.asked = None
@@ -142,12 +140,12 @@ class Gpu:
         return int(getattr(self._local, "device", 0))
 
     @current_device.setter
-    def current_device(self, device: int) -> None:
+    def current_device(self, device: int):
         self._local.device = device
 
     # Work.
 
-    def step(self) -> None:
+    def step(self):
         """Try one piece of work of some stream."""
         with self.lock:
             busy = [stream for stream in self.streams if stream.queue]
@@ -162,13 +160,13 @@ class Gpu:
                     except CUDARuntimeError as error:
                         self.fail(error.status)
 
-    def fail(self, status: int) -> None:
+    def fail(self, status: int):
         """Do no work any more: each later call gets this error."""
         self.status = status
         for stream in self.streams:
             stream.queue.clear()
 
-    def drain(self, stream: Stream) -> None:
+    def drain(self, stream: Stream):
         end = time.monotonic() + LIMIT_SECONDS
         while stream.queue:
             assert time.monotonic() < end, f"it never ends: {stream.queue[0]}"
@@ -176,7 +174,7 @@ class Gpu:
         if self.status:
             raise CUDARuntimeError(self.status)
 
-    def put(self, stream: Stream, work: Callable[[], bool]) -> None:
+    def put(self, stream: Stream, work: Callable[[], bool]):
         """Add work that is tried again until it returns True."""
         with self.lock:
             left = self.random.randint(0, self.delay)
@@ -214,7 +212,7 @@ class Gpu:
 
 
 class Stream:
-    def __init__(self, gpu: Gpu, ptr: int) -> None:
+    def __init__(self, gpu: Gpu, ptr: int):
         if ptr:
             gpu.reach("streamCreate")
         self.gpu = gpu
@@ -222,32 +220,32 @@ class Stream:
         self.queue: deque[Callable[[], bool]] = deque()
         gpu.streams.append(self)
 
-    def wait_event(self, event: Event) -> None:
+    def wait_event(self, event: Event):
         self.gpu.reach("streamWaitEvent")
         with self.gpu.lock:
             version = event.recorded
             self.queue.append(lambda: event.happened >= version)
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         raise AssertionError("a blind wait: poll an event instead")
 
     def __enter__(self) -> Stream:
         self.gpu.current.append(self)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self.gpu.current.pop()
 
 
 class Event:
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: Gpu):
         gpu.reach("eventCreate")
         self.gpu = gpu
         self.ptr = gpu.number(self)
         self.recorded = self.happened = 0
         self.time = 0.0  # in seconds, when it happened
 
-    def record(self, stream: Stream | None = None) -> None:
+    def record(self, stream: Stream | None = None):
         self.gpu.reach("eventRecord")
         if stream is None:
             stream = current_stream(self.gpu)
@@ -267,14 +265,14 @@ class Event:
         """As CuPy's: it doesn't tell an error from work that isn't over."""
         return self.gpu.query(self) == 0
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         raise AssertionError("a blind wait: poll `done` instead")
 
 
 class Allocation:
     """Device memory, freed when nobody refers to it any more."""
 
-    def __init__(self, gpu: Gpu, nbytes: int) -> None:
+    def __init__(self, gpu: Gpu, nbytes: int):
         gpu.reach("malloc")
         self.bytes = np.full(max(nbytes, 1), 0xCD, np.uint8)
         address = self.bytes.ctypes.data
@@ -288,7 +286,7 @@ def current_stream(gpu: Gpu) -> Stream:
     return gpu.streams[0]
 
 
-def allocate_pinned(gpu: Gpu, size: int) -> Any:
+def allocate_pinned(gpu: Gpu, size: int):
     gpu.reach("hostAlloc")
     memory = np.full(size, 0xAB, np.uint8)
     gpu.pinned[memory.ctypes.data] = size
@@ -302,7 +300,7 @@ def allocate_pinned(gpu: Gpu, size: int) -> Any:
 WIRE_DTYPES = {"e": "f2", "f": "f4", "d": "f8", "b": "u2"}
 
 
-def cast(values: np.ndarray, dtype: Any, divisor: float = 1.0) -> np.ndarray:
+def cast(values: np.ndarray, dtype, divisor: float = 1.0) -> np.ndarray:
     """Divide in float32, or in float64 where either side has it, and round once."""
     if values.dtype == np.uint16:
         values = from_bfloat16(values)
@@ -340,7 +338,7 @@ def run_kernel(
     buffer: int,
     size: int,
     divisor: float,
-) -> None:
+):
     """Run the kernel of that name on memory that ``bytes_at`` gives for (address, bytes)."""
     operation, _, letter = name.partition("_")
     wire = bytes_at(buffer, size * np.dtype(WIRE_DTYPES[letter]).itemsize).view(

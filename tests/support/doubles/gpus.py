@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import pytest
@@ -42,12 +41,12 @@ own_bus_id = devices.bus_id
 class Real:
     """A rank's real device. What can be set of the double, to let it misbehave, does nothing."""
 
-    def __init__(self, is_shared: bool) -> None:
+    def __init__(self, is_shared: bool):
         self.is_shared = is_shared  # by several ranks
 
 
 @contextmanager
-def real(world: Any) -> Iterator[Real]:
+def real(world):
     """The rank's real device is the current one.
 
     Where ranks have to share devices, NCCL and our own check take each rank for a host
@@ -68,7 +67,7 @@ def real(world: Any) -> Iterator[Real]:
 
 
 @contextmanager
-def of_kind(kind: str, world: Any) -> Iterator[Any]:
+def of_kind(kind: str, world):
     """The rank's `device`, or its `double`, on whose streams nothing may be left."""
     if kind == "device":
         with real(world) as device:
@@ -80,7 +79,7 @@ def of_kind(kind: str, world: Any) -> Iterator[Any]:
             device.drain(stream)
 
 
-def to_host(array: Any) -> np.ndarray:
+def to_host(array) -> np.ndarray:
     """A copy in host memory, in the array's order; the double doesn't count what tests look at."""
     found = array.get(order="A")
     if hasattr(array, "_gpu"):
@@ -88,7 +87,7 @@ def to_host(array: Any) -> np.ndarray:
     return found
 
 
-def put(array: np.ndarray, layout: str = "C") -> Any:
+def put(array: np.ndarray, layout: str = "C"):
     """The array on the current device, with a memory layout as `drawn_models` names them."""
     import cupy
 
@@ -99,7 +98,7 @@ def put(array: np.ndarray, layout: str = "C") -> Any:
     return cupy.asarray(array)
 
 
-def put_sample(rank: int, dtype: str = "float32", layout: str = "C") -> Any:
+def put_sample(rank: int, dtype: str = "float32", layout: str = "C"):
     """What `samples.sample` gives, on the current device, and a view there where it is one here."""
     views = {"slice": np.s_[1:, ::2], "reversed": np.s_[::-1, ::-1], "empty": np.s_[:0]}
     if layout in views:
@@ -124,13 +123,13 @@ def mean_of(comm: CommunicatorBase, array: np.ndarray) -> np.ndarray:
     return means_of(comm, [array])[0]
 
 
-def assert_mean(comm: CommunicatorBase, size: int = 1000) -> None:
+def assert_mean(comm: CommunicatorBase, size: int = 1000):
     """Assert that gradients of 0, 1, ... by rank have the right mean (collective)."""
     mean = mean_of(comm, np.full(size, comm.rank, "f4"))
     assert_allclose(mean, np.full(size, (comm.size - 1) / 2, "f4"), rtol=1e-6)
 
 
-def settle(world: Any, comm: CommunicatorBase) -> None:
+def settle(world, comm: CommunicatorBase):
     """Return once no rank has work under way that its thread looks after (collective)."""
     own = getattr(comm._backends[1], "_watcher", None)  # type: ignore[attr-defined]
     while own is not None and own.is_busy:
@@ -138,31 +137,31 @@ def settle(world: Any, comm: CommunicatorBase) -> None:
     world.Barrier()
 
 
-def wait_for_failure(comm: CommunicatorBase) -> None:
+def wait_for_failure(comm: CommunicatorBase):
     """Return once the thread has seen a failure, or a call has raised one; no rank waits then."""
     while not comm._interruptions:  # type: ignore[attr-defined]
         time.sleep(1e-3)
 
 
-def finalize_or_hear(comm: CommunicatorBase) -> None:
+def finalize_or_hear(comm: CommunicatorBase):
     """Raise what finalize does, or what the watching thread has seen before (collective)."""
     comm.finalize()
     comm.allreduce_obj(1)
 
 
-def have_one_each(world: Any) -> bool:
+def have_one_each(world) -> bool:
     """Whether no two ranks have the same device (collective)."""
     return len(set(world.allgather(devices.bus_id()))) == world.size
 
 
-def one_each(world: Any) -> None:
+def one_each(world):
     """Skip the test where two ranks have the same device (collective)."""
     if not have_one_each(world):
         pytest.skip(f"NCCL wants a device for each of the {world.size} ranks")
 
 
 @contextmanager
-def on_one_device(gpu: Any) -> Iterator[None]:
+def on_one_device(gpu):
     """All ranks have the same device for a while."""
     import cupy
 
@@ -175,19 +174,19 @@ def on_one_device(gpu: Any) -> Iterator[None]:
 
 
 @contextmanager
-def nccl_in_background(is_busy: bool = True) -> Iterator[None]:
+def nccl_in_background(is_busy: bool = True):
     """Another thread of this rank takes means."""
     work = Work(list, list, is_busy)
     yield
     work.leave_background()
 
 
-def forget_means() -> None:
+def forget_means():
     """Take no means of other tests for being in the background."""
     in_background.clear()
 
 
-def without_thread(patch: pytest.MonkeyPatch) -> None:
+def without_thread(patch: pytest.MonkeyPatch):
     """MPI admits no other threads."""
     patch.setattr(MPI, "Query_thread", lambda: MPI.THREAD_SERIALIZED)
     patch.setattr(watcher, "_start_thread", watcher._start_thread.__wrapped__)
@@ -198,7 +197,7 @@ def count_allgathers(patch: pytest.MonkeyPatch) -> list[int]:
     count = [0]
     call = Handshake.__call__
 
-    def counting(self: Handshake, *args: Any, **how: Any) -> Any:
+    def counting(self: Handshake, *args, **how):
         count[0] += 1
         return call(self, *args, **how)
 
@@ -207,7 +206,7 @@ def count_allgathers(patch: pytest.MonkeyPatch) -> list[int]:
 
 
 @contextmanager
-def small_buffers(nbytes: int = 4096) -> Iterator[None]:
+def small_buffers(nbytes: int = 4096):
     """Arrays pass through page-locked buffers of so many bytes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(staging, "BUFFER_BYTES", nbytes)

@@ -67,7 +67,7 @@ class Transfer:
 class Launch:
     """Operations that run as one: all is read before anything is written, in any order."""
 
-    def __init__(self, communicator: Any, operations: list[Any], number: int) -> None:
+    def __init__(self, communicator, operations: list[Any], number: int):
         self.communicator = communicator
         self.operations = operations
         self.number = number
@@ -116,7 +116,7 @@ class Launch:
         receives = [comm.Irecv(self.rows[rank], rank, self.number) for rank in others]
         return receives, [comm.Isend(mine, rank, self.number) for rank in others]
 
-    def finish(self) -> None:
+    def finish(self):
         heads = {row[:200].tobytes() for row in self.rows}
         assert len(heads) == 1, f"ranks call different operations: {heads}"
         places = np.cumsum([200] + [operation.nbytes for operation in self.operations])
@@ -127,7 +127,7 @@ class Launch:
                 [row[start : start + operation.nbytes] for row in self.rows]
             )
 
-    def cancel(self) -> None:
+    def cancel(self):
         """End what was begun; a send can't be cancelled, and keeps its buffer to the job's end."""
         self.cancelled = True
         if self.requests is not None:
@@ -156,7 +156,7 @@ class Exchange(Launch):
                 sends.append(comm.Isend(memory, each.peer, each.tag))
         return receives, sends
 
-    def finish(self) -> None:
+    def finish(self):
         """Nothing is left to do."""
 
 
@@ -166,7 +166,7 @@ def make_nccl(gpu: Gpu) -> ModuleType:
     # `group`: what the thread's open group holds; None without one.
     mine = threading.local()
 
-    def put(communicator: Any, stream: int, operation: Operation | Transfer) -> None:
+    def put(communicator, stream: int, operation: Operation | Transfer):
         gpu.reach(operation.name.split()[0])
         gpu.calls.append(operation.name.split()[0])
         group = getattr(mine, "group", None)
@@ -175,7 +175,7 @@ def make_nccl(gpu: Gpu) -> ModuleType:
         else:
             launch(communicator, stream, [operation])
 
-    def launch(communicator: Any, stream: int, operations: list[Any]) -> None:
+    def launch(communicator, stream: int, operations: list[Any]):
         with gpu.lock:
             if isinstance(operations[0], Transfer):
                 work = Exchange(communicator, operations, 0)
@@ -186,7 +186,7 @@ def make_nccl(gpu: Gpu) -> ModuleType:
             communicator.queued.add(work)
             gpu.put(gpu.stream_at(stream), work)
 
-    def group_start() -> None:
+    def group_start():
         assert getattr(mine, "group", None) is None, (
             "groups of one thread don't nest here"
         )
@@ -194,7 +194,7 @@ def make_nccl(gpu: Gpu) -> ModuleType:
         mine.group = []
         mine.aborted = []
 
-    def group_end() -> None:
+    def group_end():
         assert mine.group is not None, "no group was begun"
         calls = mine.group
         mine.group = None
@@ -226,7 +226,7 @@ def make_nccl(gpu: Gpu) -> ModuleType:
                     result = result + term
         return result.view(np.uint8)
 
-    def until(done: Callable[[], Any]) -> Any:
+    def until(done: Callable[[], Any]):
         """Wait as NCCL does, which nobody can interrupt but the end of the test."""
         while not (found := done()):
             if gpu.closed:
@@ -234,7 +234,7 @@ def make_nccl(gpu: Gpu) -> ModuleType:
             time.sleep(POLL_SECONDS)
         return found
 
-    def receive(source: int, tag: int) -> Any:
+    def receive(source: int, tag: int):
         message = until(lambda: world.improbe(source=source, tag=tag))
         return message.recv()
 
@@ -250,7 +250,7 @@ def make_nccl(gpu: Gpu) -> ModuleType:
         return members
 
     class NcclCommunicator:
-        def __init__(self, ndev: int, commId: bytes, rank: int) -> None:
+        def __init__(self, ndev: int, commId: bytes, rank: int):
             assert len(commId) == ID_BYTES
             root, tag = map(int, np.frombuffer(commId, np.int64)[:2])
             gpu.reach("commInitRank")
@@ -265,11 +265,11 @@ def make_nccl(gpu: Gpu) -> ModuleType:
             self.transfers: dict[tuple[str, int], int] = {}
             self.queued: set[Launch] = set()  # also those that were cancelled
 
-        def _put(self, name, stream, sendbuf, count, recvbuf, datatype, result) -> None:
+        def _put(self, name, stream, sendbuf, count, recvbuf, datatype, result):
             """Put an operation that sends so many elements and writes a result of all rows."""
             assert not self.aborted, "it was aborted"
 
-            def write(rows: list[np.ndarray]) -> None:
+            def write(rows: list[np.ndarray]):
                 found = result(rows)
                 if found.nbytes:
                     gpu.bytes_at(recvbuf, found.nbytes)[...] = found
@@ -338,9 +338,7 @@ def make_nccl(gpu: Gpu) -> ModuleType:
                 "recv", recvbuf, count * DTYPES[datatype].itemsize, peer, stream
             )
 
-        def _transfer(
-            self, name: str, at: int, nbytes: int, peer: int, stream: int
-        ) -> None:
+        def _transfer(self, name: str, at: int, nbytes: int, peer: int, stream: int):
             assert not self.aborted, "it was aborted"
             assert getattr(mine, "group", None) is not None, (
                 "alone it may wait for ever"
@@ -352,12 +350,12 @@ def make_nccl(gpu: Gpu) -> ModuleType:
             tag = TRANSFERS + number % 1000
             put(self, stream, Transfer(name, at, nbytes, peer, tag))
 
-        def check_async_error(self) -> None:
+        def check_async_error(self):
             gpu.reach("getAsyncError")
             if gpu.nccl_fails or self.mpi.iprobe(tag=GONE):
                 raise NcclError("NCCL_ERROR_REMOTE_ERROR: remote process exited")
 
-        def abort(self) -> None:
+        def abort(self):
             with gpu.lock:
                 gpu.calls.append("abort")
                 self.aborted = True
@@ -375,7 +373,7 @@ def make_nccl(gpu: Gpu) -> ModuleType:
             else:
                 mine.aborted.append(self)
 
-        def _end(self) -> None:
+        def _end(self):
             """Wait, as an abort does, until the streams have come past all of its work."""
             end = time.monotonic() + ABORT_SECONDS
             while self.queued and not gpu.status and not gpu.closed:
@@ -384,7 +382,7 @@ def make_nccl(gpu: Gpu) -> ModuleType:
                     return
                 gpu.step()
 
-        def destroy(self) -> None:
+        def destroy(self):
             gpu.calls.append("destroy")
             assert not self.pending, "work is under way"
             self.mpi.Free()

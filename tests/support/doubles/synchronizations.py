@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -55,9 +55,7 @@ class Call:
 
 
 @contextmanager
-def written_down(
-    name: str, nodes: tuple[int, ...] | None = None
-) -> Iterator[tuple[Any, list[Call]]]:
+def written_down(name: str, nodes: tuple[int, ...] | None = None):
     """A communicator, and the list to which its calls are added (collective).
 
     So are those of what it duplicates or splits. `nodes` may be imposed.
@@ -66,7 +64,7 @@ def written_down(
     training = threading.current_thread()
 
     def writing(method: str) -> Callable[..., Any]:
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def call(self, *args, **kwargs):
             in_background = threading.current_thread() is not training
             calls.append(Call(method, _nbytes(*args[:1]), in_background))
             return getattr(super(double, self), method)(*args, **kwargs)
@@ -98,7 +96,7 @@ def _plain(name: str) -> str:
     )
 
 
-def _nbytes(sent: Any = None) -> int:
+def _nbytes(sent=None) -> int:
     buffer = sent
     if isinstance(sent, list | tuple):
         buffer = sent[0]

@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ class Hosts:
         folder: with the configuration of ssh.
     """
 
-    def __init__(self, cluster: Cluster, folder: Path) -> None:
+    def __init__(self, cluster: Cluster, folder: Path):
         self.cluster = cluster
         self.folder = folder
         for name in ("user", "user.pub"):
@@ -64,9 +64,7 @@ class Hosts:
         commands.program(folder / "bin" / "ssh", ssh)
 
     @contextmanager
-    def undone(
-        self, host: str, do: Sequence[object], undo: Sequence[object]
-    ) -> Iterator[None]:
+    def undone(self, host: str, do: Sequence[object], undo: Sequence[object]):
         """Run a command on a host, and another at the end."""
         self.cluster.run(host, *do)
         try:
@@ -74,7 +72,7 @@ class Hosts:
         finally:
             self.cluster.run(host, *undo)
 
-    def mounted(self, host: str, *words: object) -> Meanwhile:
+    def mounted(self, host: str, *words) -> Meanwhile:
         """Meanwhile something is mounted on one host; the last word says where."""
         return self.undone(host, ("mount", *words), ("umount", "--lazy", words[-1]))
 
@@ -83,7 +81,7 @@ class Hosts:
         return self.mounted(host, "--bind", theirs, ours.resolve())
 
     @contextmanager
-    def ssh_config(self, text: str) -> Iterator[None]:
+    def ssh_config(self, text: str):
         """Meanwhile this comes first in the configuration of ssh."""
         config = self.folder / "config"
         before = config.read_text()
@@ -94,7 +92,7 @@ class Hosts:
             config.write_text(before)
 
     def examine(
-        self, *, whole: bool, timeout: float = TIMEOUT, **given: object
+        self, *, whole: bool, timeout: float = TIMEOUT, **given
     ) -> tuple[int, dict[str, Any]]:
         """The exit status of `chainermn doctor` with these options, and its findings by name.
 

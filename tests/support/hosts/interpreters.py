@@ -80,7 +80,7 @@ def why_not() -> str:
     return "debootstrap is not installed"
 
 
-def make_folder() -> None:
+def make_folder():
     """Make Debian's folder unless it is there."""
     if (FOLDER / ".complete").exists():
         return

@@ -11,7 +11,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -119,7 +118,7 @@ class Slurm:
         folder: of its files, which all nodes see.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         """Start it, and wait until both nodes are idle."""
         with ExitStack() as undo:
             self.cluster = undo.enter_context(Cluster(NODES))
@@ -139,22 +138,22 @@ class Slurm:
     def __enter__(self) -> Slurm:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self.cluster.close()
 
     # Its daemons
 
-    def start(self, node: str, program: str, *words: object) -> int:
+    def start(self, node: str, program: str, *words) -> int:
         """Start a daemon on a node, where it finds this Slurm; its process's number."""
         found = shutil.which(program, path=_path())
         environment = ("env", f"SLURM_CONF={self.conf}")
         return self.cluster.start(node, *environment, found, *words)
 
-    def start_node(self, node: str) -> None:
+    def start_node(self, node: str):
         """Start a node's daemon, which takes jobs."""
         self.start(node, "slurmd", "-D", "-N", node)
 
-    def stop_node(self, node: str) -> None:
+    def stop_node(self, node: str):
         """End a node's daemon and all that it runs, as a node does that loses its power."""
         kept = {"munged", "slurmctld", "slurmscriptd"}
 
@@ -169,7 +168,7 @@ class Slurm:
         assert soon(lambda: not others())
         self.cluster.run(node, "find", "/dev/shm", "-mindepth", "1", "-delete")
 
-    def await_nodes(self, state: str, *nodes: str) -> None:
+    def await_nodes(self, state: str, *nodes: str):
         """Wait until nodes are in a state such as "idle"; an end of the wait is a failure."""
         said = ""
 
@@ -193,7 +192,7 @@ class Slurm:
         """Its configuration, to which a test may add lines before `reconfigure`."""
         return self.folder / "slurm.conf"
 
-    def _configure(self) -> None:
+    def _configure(self):
         nodes = ",".join(NODES)
         settings = {"head": NODES[0], "silence": NODE_SILENCE, "nodes": nodes}
         memory = psutil.virtual_memory().total // (1 << 20) - 512
@@ -201,7 +200,7 @@ class Slurm:
         # Nodes share /tmp, where PMIx would make the same folder on each.
         (self.folder / "mpi.conf").write_text("PMIxCliTmpDirBase=/run\n")
 
-    def _start_munge(self, node: str) -> None:
+    def _start_munge(self, node: str):
         socket = "/run/munge/munge.socket.2"
         self.cluster.run(node, "mkdir", "-p", "-m", "755", "/run/munge")
         key = f"--key-file={self.folder}/munge.key"
@@ -212,7 +211,7 @@ class Slurm:
         )
         assert soon(lambda: self.succeeds(node, "test", "-S", socket))
 
-    def succeeds(self, node: str, *command: object) -> bool:
+    def succeeds(self, node: str, *command) -> bool:
         """Whether a command on a node does."""
         try:
             self.cluster.run(node, *command)
@@ -222,13 +221,13 @@ class Slurm:
 
     # Jobs
 
-    def client(self, *command: object) -> str:
+    def client(self, *command) -> str:
         """What a program of Slurm such as ``squeue`` prints, on the first node."""
         return self.cluster.run(NODES[0], "env", f"SLURM_CONF={self.conf}", *command)
 
     def run(
         self,
-        *command: object,
+        *command,
         environment: dict[str, str] | None = None,
         seconds: float = SECONDS,
         cwd: Path | None = None,
@@ -263,7 +262,7 @@ class Slurm:
         }
 
     def submit(
-        self, text: str, *options: object, environment: dict[str, str] | None = None
+        self, text: str, *options, environment: dict[str, str] | None = None
     ) -> Submitted:
         """Submit a script of these lines with sbatch; ``python`` in it is this one."""
         count = len(list(self.folder.glob("job-*")))
@@ -284,9 +283,7 @@ class Slurm:
         assert said.returncode == 0, said
         return Submitted(self, said.out.strip(), folder)
 
-    def batch(
-        self, text: str, *options: object, **how: dict[str, str]
-    ) -> tuple[str, str]:
+    def batch(self, text: str, *options, **how: dict[str, str]) -> tuple[str, str]:
         """Submit a script and wait for its end: its state, as Slurm calls it, and what it said."""
         job = self.submit(text, *options, **how)
         return job.wait(), job.output()
@@ -322,7 +319,7 @@ class Slurm:
             for name in self.cluster.run(node, "ls", "-A", "/dev/shm").split()
         ]
 
-    def lose_node_of(self, job: Submitted, node: str) -> None:
+    def lose_node_of(self, job: Submitted, node: str):
         """End a node's daemon once the job is ready, and let the job go on when that is seen."""
         assert soon(lambda: (job.folder / "ready").exists(), SECONDS, LOOK_SECONDS)
         self.stop_node(node)
@@ -335,7 +332,7 @@ class Slurm:
             self.await_nodes("idle", node)
 
     @contextmanager
-    def memory_limit(self, node: str, nbytes: int) -> Iterator[None]:
+    def memory_limit(self, node: str, nbytes: int):
         """Meanwhile what the node's daemon starts may use this much, by a control group."""
         group = CGROUPS / f"chainermn-{self.cluster.inits[node]}"
         group.mkdir()
@@ -352,7 +349,7 @@ class Slurm:
             group.rmdir()
 
     @contextmanager
-    def setting(self, *lines: str) -> Iterator[None]:
+    def setting(self, *lines: str):
         """Meanwhile the configuration has other lines, in place of those of the same names."""
         before = self.conf.read_text()
         names = tuple(f"{line.split('=')[0]}=" for line in lines)
@@ -374,7 +371,7 @@ class Submitted:
         folder: where it runs.
     """
 
-    def __init__(self, slurm: Slurm, number: str, folder: Path) -> None:
+    def __init__(self, slurm: Slurm, number: str, folder: Path):
         self.slurm = slurm
         self.number = number
         self.folder = folder
@@ -393,7 +390,7 @@ class Submitted:
         """What it printed until now; of an array, task after task."""
         return "".join(path.read_text() for path in sorted(self.folder.glob("out.*")))
 
-    def await_output(self, text: str) -> None:
+    def await_output(self, text: str):
         """Wait until it has printed this; an end of the wait is a failure."""
         if not soon(
             lambda: text in self.output() or self.state() in ENDED,
@@ -413,7 +410,7 @@ class Submitted:
             raise
         return self.state()
 
-    def cancel(self, *options: object) -> None:
+    def cancel(self, *options):
         """End it, or send it a signal."""
         self.slurm.client("scancel", *options, self.number)
 

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from click.testing import CliRunner, Result
 
@@ -34,9 +33,7 @@ def environment(**variables: str) -> dict[str, str]:
     }
 
 
-def run(
-    *words: object, cwd: Path | None = None, seconds: float = SECONDS, **env: str
-) -> Done:
+def run(*words, cwd: Path | None = None, seconds: float = SECONDS, **env: str) -> Done:
     """Run a command line to its end, with these variables."""
     how = {"env": environment(**env), "stdin": subprocess.DEVNULL, "cwd": cwd}
     command = [*map(str, words)]
@@ -45,12 +42,12 @@ def run(
     )
 
 
-def chainermn(*arguments: object, **variables: str) -> Done:
+def chainermn(*arguments, **variables: str) -> Done:
     """Run `chainermn` in a process of its own."""
     return run(*MODULE, *arguments, **variables)
 
 
-def start(*arguments: object, **how: Any) -> subprocess.Popen[str]:
+def start(*arguments, **how) -> subprocess.Popen[str]:
     """Start `chainermn` as a terminal does: Ctrl-C is heard, which background jobs may not."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -63,16 +60,14 @@ def start(*arguments: object, **how: Any) -> subprocess.Popen[str]:
         signal.signal(signal.SIGINT, before)
 
 
-def invoke(
-    *arguments: object, stdin: str | bytes = "", **variables: str | None
-) -> Result:
+def invoke(*arguments, stdin: str | bytes = "", **variables: str | None) -> Result:
     """Call `chainermn` in this process, for what it says of its arguments."""
     return CliRunner().invoke(
         commands, [*map(str, arguments)], input=stdin, env=variables
     )
 
 
-def write(path: Path, text: str) -> None:
+def write(path: Path, text: str):
     """Write a file, and make the folders that it takes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)

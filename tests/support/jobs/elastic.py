@@ -49,11 +49,11 @@ def digits(folder: Path) -> Path:
     return path
 
 
-def say(text: str) -> None:
+def say(text: str):
     os.write(1, f"{text}\n".encode())  # in one piece, as ranks share the output
 
 
-def main() -> None:
+def main():
     file, out, stop, background, victim, seconds = sys.argv[1:]
     comm = create_communicator("flat")
     x, labels = np.load(file).values()
@@ -76,7 +76,7 @@ def main() -> None:
     trainer.extend(checkpointer, trigger=(INTERVAL, "iteration"))
 
     @training.make_extension(trigger=(1, "iteration"), priority=-250)
-    def tell(trainer: Trainer) -> None:
+    def tell(trainer: Trainer):
         time.sleep(PAUSE)
         # What was saved before is complete when the next save has begun.
         last = (

@@ -31,7 +31,7 @@ IMAGENET = EXAMPLES / "imagenet" / "train_imagenet.py"
 SECONDS = 600.0  # ends a hang, no more
 
 
-def train(ranks: int, script: Path, *arguments: object, **how: Any) -> Job:
+def train(ranks: int, script: Path, *arguments, **how) -> Job:
     """A job that must succeed, without warnings."""
     job = run(ranks, script, *arguments, **{"seconds": SECONDS, **how})
     assert job.returncode == 0, job
@@ -40,7 +40,7 @@ def train(ranks: int, script: Path, *arguments: object, **how: Any) -> Job:
     return job
 
 
-def train_here(script: Path, *arguments: object) -> str:
+def train_here(script: Path, *arguments) -> str:
     """Run the example's `main` on all ranks of this world, or in this process if it is alone.
 
     Returns:
@@ -66,7 +66,7 @@ def log_of(out: Path) -> list[dict[str, Any]]:
     return log
 
 
-def same_bits(actual: Path, expected: Path) -> None:
+def same_bits(actual: Path, expected: Path):
     """Assert that two saved models have the same numbers, but for the time it took."""
     # Chainer writes None as an object.
     with (
@@ -90,10 +90,10 @@ def shapes(path: Path) -> dict[str, tuple[int, ...]]:
 def kill_when(
     condition: Callable[[], object],
     script: Path,
-    *arguments: object,
+    *arguments,
     cwd: Path,
     seconds: float,
-) -> None:
+):
     """Kill the last of two ranks as soon as the condition holds, and wait for the job's end.
 
     Raises:
@@ -101,7 +101,7 @@ def kill_when(
     """
     killed: list[psutil.Process] = []
 
-    def kill(launcher: int, _: object) -> None:
+    def kill(launcher: int, _):
         if not killed and condition():
             ranks = _ranks(launcher, script)
             assert len(ranks) == 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tests.support.jobs.runner import PRELUDE, Job, run_text
 
@@ -119,7 +118,7 @@ def text(
     return f"{START}{install}end, others, failing = {end!r}, {others!r}, {failing!r}\n{body}"
 
 
-def script(folder: Path, *arguments: Any, **options: Any) -> Path:
+def script(folder: Path, *arguments, **options) -> Path:
     """The path of a script that `text` makes of these arguments."""
     path = folder / "script.py"
     path.write_text(text(*arguments, **options))
@@ -131,7 +130,7 @@ def failed(
     code: int | None,
     words: tuple[str, ...] = (),
     environment: dict[str, str] | None = None,
-    **options: Any,
+    **options,
 ) -> Job:
     """The job of a script that `text` makes; it has ended with this status and these last words."""
     job = run_text(ranks, text(**options), environment=environment)
@@ -147,7 +146,7 @@ def worded(words: tuple[str, ...], rank: int, ranks: int) -> list[str]:
     return [word.format(rank=rank, ranks=ranks) for word in words]
 
 
-def check_ended(job: Job, code: int | None = None) -> None:
+def check_ended(job: Job, code: int | None = None):
     """The job ended because of the failure, with this exit status (None: anything but success)."""
     assert job.returncode not in (0, None), job
     assert seconds_since_failure(job) >= 0, job
@@ -161,7 +160,7 @@ def seconds_since_failure(job: Job) -> float:
     return job.ended - float(failed[-1])
 
 
-def check_last_words(job: Job, *lines: str) -> None:
+def check_last_words(job: Job, *lines: str):
     """Those lines stand in that order, with nothing after them but what the launcher adds."""
     words = [line for line in job.err.splitlines() if line.strip()]
     position = -1

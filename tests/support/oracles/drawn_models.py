@@ -184,7 +184,7 @@ def digest(grads: list) -> str:
     return hashlib.sha1(b"next".join(texts)).hexdigest()
 
 
-def check_model(comm, run: Callable[[], list], entries, wire, zero_fill) -> None:
+def check_model(comm, run: Callable[[], list], entries, wire, zero_fill):
     """Take the mean twice by `run`; ranks agree on what they find, so they stay in step."""
     comm.set_config("allreduce_grad_dtype", wire)
     grads = run()

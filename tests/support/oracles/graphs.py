@@ -34,14 +34,14 @@ class Part:
 class Component(Chain):
     """tanh of a weighted sum of all inputs, once for each output."""
 
-    def __init__(self, seed: int, gives: int, uses_input: bool) -> None:
+    def __init__(self, seed: int, gives: int, uses_input: bool):
         super().__init__()
         self.uses_input = uses_input
         random = default_rng(seed)
         with self.init_scope():
             self.w = Parameter(random.normal(size=(gives, UNITS, UNITS)))
 
-    def forward(self, *arguments: Any) -> Any:
+    def forward(self, *arguments):
         total = 0
         for weight, argument in enumerate(flat(arguments), start=1):
             total = total + weight * argument
@@ -58,13 +58,13 @@ class Component(Chain):
         return outputs[0]
 
 
-def flat(x: Any) -> list[Any]:
+def flat(x) -> list[Any]:
     if isinstance(x, tuple):
         return [each for item in x for each in flat(item)]
     return [x]
 
 
-def listed(ranks: Any) -> list[int]:
+def listed(ranks) -> list[int]:
     if ranks is None:
         return []
     if isinstance(ranks, int):
@@ -80,7 +80,7 @@ def model_input() -> np.ndarray:
     return default_rng(99).normal(size=(2, UNITS))
 
 
-def loss_of(outputs: Any) -> Any:
+def loss_of(outputs):
     return sum(F.sum(output * output) for output in flat(outputs))
 
 
@@ -128,14 +128,14 @@ def graphs(draw, size: int) -> list[Part]:
     return graph
 
 
-def any_of(examples: int) -> Any:
+def any_of(examples: int):
     """Parametrize a test by the communicator and how many graphs it checks."""
     names = ["naive", "third party"]
     cases = tiered([(name, examples) for name in names], names, [100])
     return pytest.mark.parametrize(("comm", "examples"), cases, indirect=["comm"])
 
 
-def check_drawn(check: Callable[[list[Part]], None], size: int, examples: int) -> None:
+def check_drawn(check: Callable[[list[Part]], None], size: int, examples: int):
     """Check so many graphs, the same ones on all ranks."""
     how = settings(max_examples=examples, suppress_health_check=list(HealthCheck))
     how(given(graphs(size))(check))()

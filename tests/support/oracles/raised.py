@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import weakref
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,7 @@ def raises_on_all(
     wrong: bool,
     error: type[BaseException] | tuple[type[BaseException], ...],
     match: str | None = None,
-) -> Any:
+):
     """That error where this rank is the wrong one, and elsewhere one that tells of it."""
     if not wrong:
         error = PeerError
@@ -44,14 +43,14 @@ def freed_at_once(thing):
 class Awkward:
     """Cannot be pickled ("there"), or not be unpickled ("here")."""
 
-    def __init__(self, where: str = "here") -> None:
+    def __init__(self, where: str = "here"):
         self.where = where
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         if self.where == "there":
             raise ValueError("does not travel")
         return fail_to_load, ()
 
 
-def fail_to_load() -> None:
+def fail_to_load():
     raise ValueError("does not arrive")

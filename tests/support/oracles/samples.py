@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.testing import assert_array_equal
 
@@ -35,7 +33,7 @@ def sample(rank: int, dtype: str, layout: str = "C") -> np.ndarray:
     return VIEWS[layout](array)
 
 
-def same(actual: np.ndarray, expected: np.ndarray) -> None:
+def same(actual: np.ndarray, expected: np.ndarray):
     """Assert that arrays are equal in type, dtype, shape and every element."""
     assert isinstance(actual, np.ndarray)
     assert actual.dtype == expected.dtype
@@ -43,7 +41,7 @@ def same(actual: np.ndarray, expected: np.ndarray) -> None:
     assert_array_equal(actual, expected)
 
 
-def alike(one: Any, other: Any) -> bool:
+def alike(one, other) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, (tuple, list)):

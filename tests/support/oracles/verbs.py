@@ -24,7 +24,7 @@ Outcome = tuple[Any, list[tuple[int, Any]]]
 OPERATIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
-def send(comm: Any, of: Callable, put: Callable) -> Outcome:
+def send(comm, of: Callable, put: Callable) -> Outcome:
     """To the next rank of a ring, by `send` and `recv`."""
     me = comm.rank
     size = comm.size
@@ -40,7 +40,7 @@ def send(comm: Any, of: Callable, put: Callable) -> Outcome:
     return [found], [(source, of(source))]
 
 
-def bcast(comm: Any, of: Callable, put: Callable) -> Outcome:
+def bcast(comm, of: Callable, put: Callable) -> Outcome:
     roots = range(comm.size)
     found = []
     for root in roots:
@@ -51,7 +51,7 @@ def bcast(comm: Any, of: Callable, put: Callable) -> Outcome:
     return found, [(root, of(root)) for root in roots]
 
 
-def gather(comm: Any, of: Callable, put: Callable) -> Outcome:
+def gather(comm, of: Callable, put: Callable) -> Outcome:
     ranks = range(comm.size)
     results = []
     for root in ranks:
@@ -61,7 +61,7 @@ def gather(comm: Any, of: Callable, put: Callable) -> Outcome:
     return results, [(rank, (of(rank), of(rank + 1))) for rank in ranks]
 
 
-def scatter(comm: Any, of: Callable, put: Callable) -> Outcome:
+def scatter(comm, of: Callable, put: Callable) -> Outcome:
     ranks = range(comm.size)
     found = []
     for root in ranks:
@@ -72,26 +72,26 @@ def scatter(comm: Any, of: Callable, put: Callable) -> Outcome:
     return found, [(root, of(root + comm.rank)) for root in ranks]
 
 
-def allgather(comm: Any, of: Callable, put: Callable) -> Outcome:
+def allgather(comm, of: Callable, put: Callable) -> Outcome:
     return comm.allgather(put(comm.rank)), [
         (rank, of(rank)) for rank in range(comm.size)
     ]
 
 
-def alltoall(comm: Any, of: Callable, put: Callable) -> Outcome:
+def alltoall(comm, of: Callable, put: Callable) -> Outcome:
     me = comm.rank
     ranks = range(comm.size)
     found = comm.alltoall([(put(me), put(to)) for to in ranks])
     return found, [(rank, (of(rank), of(me))) for rank in ranks]
 
 
-def bcast_data(comm: Any, of: Callable, put: Callable) -> Outcome:
+def bcast_data(comm, of: Callable, put: Callable) -> Outcome:
     model = Model(a=Param(put(comm.rank)), b=Param(put(comm.rank + 1)))
     comm.bcast_data(model)
     return [model["a"].data, model["b"].data], [(comm.rank, of(0)), (comm.rank, of(1))]
 
 
-def allreduce(comm: Any, of: Callable, put: Callable, op: str = "sum") -> Outcome:
+def allreduce(comm, of: Callable, put: Callable, op: str = "sum") -> Outcome:
     me = comm.rank
     ranks = range(comm.size)
     found = [comm.allreduce(put(me), op), comm.allreduce((put(me), put(me + 1)), op)]
@@ -100,7 +100,7 @@ def allreduce(comm: Any, of: Callable, put: Callable, op: str = "sum") -> Outcom
     return found, [(me, one), (me, (one, other))]
 
 
-def reduce_scatter(comm: Any, of: Callable, put: Callable, op: str = "sum") -> Outcome:
+def reduce_scatter(comm, of: Callable, put: Callable, op: str = "sum") -> Outcome:
     me = comm.rank
     ranks = range(comm.size)
     found = comm.reduce_scatter([put(me + 2 * to) for to in ranks], op)
@@ -108,11 +108,11 @@ def reduce_scatter(comm: Any, of: Callable, put: Callable, op: str = "sum") -> O
     return [found], [(me, expected)]
 
 
-def multi_node_mean(comm: Any, of: Callable, put: Callable) -> Outcome:
+def multi_node_mean(comm, of: Callable, put: Callable) -> Outcome:
     return [comm.multi_node_mean(put(comm.rank))], [(comm.rank, mean(comm, of))]
 
 
-def multi_node_mean_into(comm: Any, of: Callable, put: Callable) -> Outcome:
+def multi_node_mean_into(comm, of: Callable, put: Callable) -> Outcome:
     out = put(comm.rank).copy()
     other = put(comm.rank).copy()
     out[...] = 0
@@ -121,7 +121,7 @@ def multi_node_mean_into(comm: Any, of: Callable, put: Callable) -> Outcome:
     return [out, other], [(comm.rank, mean(comm, of))] * 2
 
 
-def allreduce_grad(comm: Any, of: Callable, put: Callable) -> Outcome:
+def allreduce_grad(comm, of: Callable, put: Callable) -> Outcome:
     me = comm.rank
     grads = put(me).copy(), put(me + 1).copy()
     model = Model(a=Param(grads[0], grads[0]), b=Param(grads[1], grads[1]))
@@ -130,12 +130,12 @@ def allreduce_grad(comm: Any, of: Callable, put: Callable) -> Outcome:
     return [model["a"].grad, model["b"].grad], expected
 
 
-def reduced(of: Callable, numbers: Any, op: str) -> np.ndarray:
+def reduced(of: Callable, numbers, op: str) -> np.ndarray:
     """In the order of ranks."""
     return np.asarray(reduce(OPERATIONS[op], [of(number) for number in numbers]))
 
 
-def mean(comm: Any, of: Callable) -> np.ndarray:
+def mean(comm, of: Callable) -> np.ndarray:
     dtype = of(0).dtype  # 16 bits are summed in 32
     total = reduced(
         lambda n: of(n).astype(np.result_type(dtype, "f4")), range(comm.size), "sum"
@@ -167,9 +167,7 @@ def all_of(dtype: str) -> dict[str, tuple[Callable, bool]]:
     return found
 
 
-def check(
-    comm: Any, there: list[bool], samples: Iterable[tuple[str, str]], double: Any = None
-) -> None:
+def check(comm, there: list[bool], samples: Iterable[tuple[str, str]], double=None):
     """Assert that every verb gives what NumPy says for such dtypes and layouts (collective).
 
     `there` says of each rank whether its arrays lie on GPUs. Where a double is given,
@@ -191,7 +189,7 @@ def check(
                 raise
 
 
-def on_a_stream(is_there: bool) -> Any:
+def on_a_stream(is_there: bool):
     """What is enqueued on another one isn't done when results are looked at."""
     if not is_there:
         return nullcontext()
@@ -202,7 +200,7 @@ def on_a_stream(is_there: bool) -> Any:
 
 
 def check_one(
-    comm: Any, verb: Callable, there: list[bool], dtype: str, layout: str, double: Any
+    comm, verb: Callable, there: list[bool], dtype: str, layout: str, double
 ) -> int:
     """Likewise of one; returns how many bytes this rank has copied into host memory."""
     given = []
@@ -213,7 +211,7 @@ def check_one(
             return np.resize(sample(number, dtype), (1500, 7))
         return sample(number, dtype, layout)
 
-    def put(number: int) -> Any:
+    def put(number: int):
         if not mine:
             array = of(number)
         elif layout == "large":
@@ -247,9 +245,7 @@ def check_one(
     return copied
 
 
-def check_array(
-    array: Any, expected: np.ndarray, is_there: bool, is_close: bool = False
-) -> None:
+def check_array(array, expected: np.ndarray, is_there: bool, is_close: bool = False):
     """Also that it is on the current device; gradients there, divided first, are close."""
     assert gpus.on_gpu(array) == is_there
     on_host = array

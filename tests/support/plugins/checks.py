@@ -27,13 +27,13 @@ def count() -> int:
     return _count
 
 
-def add() -> None:
+def add():
     """Count a check."""
     global _count
     _count += 1
 
 
-def install() -> None:
+def install():
     """Count checks from now on; call it before any test module is imported."""
     for checker in (RaisesExc, RaisesGroup, WarningsChecker):
         checker.__exit__ = _counted(checker.__exit__)  # type: ignore[method-assign]
@@ -54,15 +54,15 @@ def install() -> None:
 
 def _counted(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args, **kwargs):
         add()
         return function(*args, **kwargs)
 
     return call
 
 
-def _counting(visit: Callable[[Any, ast.Assert], list[ast.stmt]]) -> Any:
-    def visit_assert(self: Any, node: ast.Assert) -> list[ast.stmt]:
+def _counting(visit: Callable[[Any, ast.Assert], list[ast.stmt]]):
+    def visit_assert(self, node: ast.Assert) -> list[ast.stmt]:
         # What a double takes for granted.
         if str(self.module_path).endswith("_double.py"):
             return visit(self, node)
@@ -74,7 +74,7 @@ def _counting(visit: Callable[[Any, ast.Assert], list[ast.stmt]]) -> Any:
     return visit_assert
 
 
-def require(report: pytest.TestReport, checked: int) -> None:
+def require(report: pytest.TestReport, checked: int):
     """Turn a passed test that checked nothing into a failed one."""
     if report.when == "call" and report.passed and not checked:
         report.outcome = "failed"
@@ -86,11 +86,11 @@ def require(report: pytest.TestReport, checked: int) -> None:
 class Plugin:
     """Counts afresh for each test; asks for a check where no world of ranks does."""
 
-    def __init__(self, world: bool) -> None:
+    def __init__(self, world: bool):
         self._world = world
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_call(self) -> None:
+    def pytest_runtest_call(self):
         global _count
         _count = 0
 

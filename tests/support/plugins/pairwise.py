@@ -25,7 +25,7 @@ def pairwise(**axes: Iterable[Any]) -> Callable[[Any], Any]:
     return pytest.mark.parametrize(list(axes), cases)
 
 
-def in_full(*cases: Any) -> list[Any]:
+def in_full(*cases) -> list[Any]:
     """Cases for `parametrize` that only the full tier has; a tuple is one of several arguments."""
     every = [case if isinstance(case, tuple) else (case,) for case in cases]
     return [pytest.param(*case, marks=pytest.mark.full) for case in every]

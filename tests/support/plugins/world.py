@@ -32,7 +32,7 @@ TEMPORARY = "PYTEST_DEBUG_TEMPROOT"
 class World:
     """The pytest plugin of one rank."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         from mpi4py import MPI
 
         self.comm = MPI.COMM_WORLD.Dup()
@@ -60,7 +60,7 @@ class World:
             done.set()
             guard.join()
 
-    def _end_if_late(self, done: threading.Event) -> None:
+    def _end_if_late(self, done: threading.Event):
         if done.wait(TEST_SECONDS):
             return
         title = (

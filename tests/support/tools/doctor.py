@@ -75,7 +75,7 @@ HOST_FACTS = {
 STARTED = {"size": 2, "level": "multiple"}
 
 
-def changed(facts: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
+def changed(facts: Mapping[str, Any], path: str, value) -> dict[str, Any]:
     """The facts with another value at such a path as ``mpi.launcher.vendor``."""
     found = deepcopy(dict(facts))
     *folders, name = path.split(".")
@@ -105,7 +105,7 @@ def job(
 
 
 def steps(
-    end: str = "", last: Mapping[str, Any] | None = None, host: str = "a", **facts: Any
+    end: str = "", last: Mapping[str, Any] | None = None, host: str = "a", **facts
 ) -> dict[str, Any]:
     """What a rank reports to whom nothing happens until a step, which gives something else."""
     names = [*COMMUNICATORS, *map(ranks.on_gpus, COMMUNICATORS)]
@@ -126,7 +126,7 @@ def steps(
     return {**found, end: last}
 
 
-def let_programs_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def let_programs_start(monkeypatch: pytest.MonkeyPatch):
     """Start programs as usual; afterwards too, even if a command ends in between."""
     monkeypatch.setattr(children, "_closed", False)
 
@@ -134,7 +134,7 @@ def let_programs_start(monkeypatch: pytest.MonkeyPatch) -> None:
 class Machine:
     """A machine as the doctor finds it, where faults are planted."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, folder: Path) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, folder: Path):
         self.patch = patch
         self.folder = folder
         self.facts = FACTS
@@ -143,7 +143,7 @@ class Machine:
                 patch.delenv(name)
         patch.setattr(gpus, "device_files", list)
 
-    def look(self, name: str, **planted: Any) -> CheckResult:
+    def look(self, name: str, **planted) -> CheckResult:
         """What the check of a name finds, whatever others would; see `plant`."""
         asked = {
             key: planted.pop(key)
@@ -155,7 +155,7 @@ class Machine:
         (found,) = run_checks([Stage("", "", (check,))], self.context(**asked))
         return found
 
-    def context(self, hosts: str = "", **asked: Any) -> Context:
+    def context(self, hosts: str = "", **asked) -> Context:
         named = ()
         if hosts:
             named = jobs.parse_host_list(hosts)
@@ -171,7 +171,7 @@ class Machine:
         facts: Mapping[str, Any] | None = None,
         programs: Mapping[str, str] | None = None,
         **variables: str,
-    ) -> None:
+    ):
         """Plant what became of ranks, what hosts say, files of GPUs, facts, programs, variables."""
         if job is not None:
             for module in (ranks, hosts):
@@ -189,7 +189,7 @@ class Machine:
         for name, value in variables.items():
             self.patch.setenv(name, value)
 
-    def command(self, *arguments: object, **planted: CheckResult) -> Result:
+    def command(self, *arguments, **planted: CheckResult) -> Result:
         """`chainermn doctor` in this process; each check finds all well, or what is planted."""
         with self.patch.context() as patch:
             for name in ("LOCAL", "RANKS", "HOSTS"):

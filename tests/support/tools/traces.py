@@ -19,9 +19,7 @@ RUN = "20261120T120000-abcdef"
 class Made:
     """A trace file in the making; times in microseconds of the rank's own clock."""
 
-    def __init__(
-        self, folder: Path, rank: int, ranks: int, run: str = RUN, **about: Any
-    ) -> None:
+    def __init__(self, folder: Path, rank: int, ranks: int, run: str = RUN, **about):
         folder.mkdir(exist_ok=True)
         self.path = folder / f"{run}.rank{rank}.json"
         self.rank = rank
@@ -38,7 +36,7 @@ class Made:
         self.metadata("chainermn", **said)
         self.metadata("process_name", name=f"rank {rank}")
 
-    def metadata(self, event: str, **said: Any) -> Made:
+    def metadata(self, event: str, **said) -> Made:
         line = {"name": event, "ph": "M", "pid": self.rank, "tid": 0, "args": said}
         self.lines.append(json.dumps(line) + ",")
         return self
@@ -51,17 +49,17 @@ class Made:
         said = {"at": at, "ahead": ahead, "round_trip": trip}
         return self.metadata("chainermn clock", communicator=name, **said)
 
-    def call(self, operation: str, start: float, end: float, **said: Any) -> Made:
+    def call(self, operation: str, start: float, end: float, **said) -> Made:
         about = {"communicator": "0.1", "bytes": 0, **said}
         line = {"name": operation, "ph": "X", "pid": self.rank, "tid": 0, "ts": start}
         self.lines.append(json.dumps({**line, "dur": end - start, "args": about}) + ",")
         return self
 
-    def write(self) -> None:
+    def write(self):
         self.path.write_text("\n".join(self.lines) + "\n")
 
 
-def write_two(folder: Path, **changes: Any) -> None:
+def write_two(folder: Path, **changes):
     """Two ranks on one machine. Rank 1 comes 30 late to call 1, rank 0 comes 10 late to call 2."""
     first = Made(folder, 0, 2, **changes).communicator("0.1", [0, 1])
     first.call("allreduce", 100, 150, sequence=1, bytes=800)
@@ -99,7 +97,7 @@ def summarized(folder: Path) -> dict[str, Any]:
     return summary.summarize(run, rows, incomplete, 1.5)
 
 
-def write_many(folder: Path, ranks: int, calls: int) -> None:
+def write_many(folder: Path, ranks: int, calls: int):
     """A trace of many collective calls, counted on all ranks; rank 5 is often late."""
     rng = default_rng(1)
     made = [

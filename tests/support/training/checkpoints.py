@@ -25,7 +25,7 @@ from chainermn_train.checkpoint.state_dict import state_dict
 class Model(Chain):
     """Its loss draws from NumPy's generator and from Python's."""
 
-    def __init__(self, inputs: int | None = None) -> None:
+    def __init__(self, inputs: int | None = None):
         super().__init__()
         with self.init_scope():
             self.hidden = L.Linear(inputs, 8)
@@ -51,12 +51,12 @@ def noisy(seed: int) -> Model:
     return Model(4)
 
 
-def make_checkpointer(comm, path: Path | None = None, **options: Any) -> Any:
+def make_checkpointer(comm, path: Path | None = None, **options):
     return create_multi_node_checkpointer("run", comm, path=path, **options)
 
 
 def make_trainer(
-    comm, out, stop=8, seed=None, every=2, iterate=shuffled, **options: Any
+    comm, out, stop=8, seed=None, every=2, iterate=shuffled, **options
 ) -> tuple[Any, Model, Any]:
     """A trainer, its model, and its checkpointer, which saves `every` iterations; 0: never.
 
@@ -104,7 +104,7 @@ def contents(comm, folder: Path) -> dict[str, Any]:
     return found
 
 
-def on_rank_0(comm, change: Callable[[], Any]) -> None:
+def on_rank_0(comm, change: Callable[[], Any]):
     """Change files while no other rank does anything (collective)."""
     comm.allgather_obj(None)
     if comm.rank == 0:
@@ -112,13 +112,11 @@ def on_rank_0(comm, change: Callable[[], Any]) -> None:
     comm.allgather_obj(None)
 
 
-def files_of(comm, *iterations: Any) -> set[str]:
+def files_of(comm, *iterations) -> set[str]:
     return {f"run.{rank}.{each}" for rank in range(comm.size) for each in iterations}
 
 
-def run_until(
-    trainer, iteration: int, error: type[BaseException] = InterruptedError
-) -> None:
+def run_until(trainer, iteration: int, error: type[BaseException] = InterruptedError):
     """End training as a failing script does, after all other extensions."""
 
     @training.make_extension(priority=-1000)
@@ -139,7 +137,7 @@ def link(*values: float) -> Link:
     return made
 
 
-def saved(comm, folder: Path, *iterations: int) -> None:
+def saved(comm, folder: Path, *iterations: int):
     """Save checkpoints whose link holds the number of the iteration and the rank."""
     checkpointer = make_checkpointer(comm, folder)
     for iteration in iterations:
@@ -153,7 +151,7 @@ def loaded(comm, folder: Path) -> list[float]:
     return target.values.tolist()
 
 
-def save_and_flush(checkpointer, iteration: int, value: float | None = None) -> None:
+def save_and_flush(checkpointer, iteration: int, value: float | None = None):
     if value is None:
         value = iteration
     else:

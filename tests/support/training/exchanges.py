@@ -37,19 +37,19 @@ HIERARCHICAL = pytest.mark.parametrize("comm", ["hierarchical"], indirect=True)
 
 def exchanging(
     kind: str,
-    comm: Any,
-    actual: Any,
+    comm,
+    actual,
     model: Link,
     steps: int = 1,
-    **settings: Any,
-) -> Any:
+    **settings,
+):
     """A multi-node optimizer of that kind."""
     settings |= KINDS[kind].arguments
     settings["accumulate_steps"] = steps
     return create_multi_node_optimizer(actual, comm, **settings).setup(model)
 
 
-def states(optimizer: Any) -> dict[str, bytes | None]:
+def states(optimizer) -> dict[str, bytes | None]:
     """The bits of the parameters, and of what Chainer's optimizer saves: counts and moments."""
     found = state_of(optimizer.actual_optimizer)
     kept = {
@@ -65,7 +65,7 @@ def states(optimizer: Any) -> dict[str, bytes | None]:
 class OneProcess:
     """Trains with the batches of all ranks put together, and knows nothing of ranks."""
 
-    def __init__(self, kind: str, optimizer: Any, steps: int = 1) -> None:
+    def __init__(self, kind: str, optimizer, steps: int = 1):
         """The optimizer was set up; so many updates make a step, as in `accumulate_steps`."""
         self._optimizer = optimizer
         self._model = optimizer.target
@@ -74,7 +74,7 @@ class OneProcess:
         self._group: list[dict[str, Any]] = []  # gradients by name, of each update
         self._waiting: list[dict[str, Any]] = []  # their means, which no step has used
 
-    def update(self, *batch: Any) -> None:
+    def update(self, *batch):
         loss = self._model(*batch)
         self._model.cleargrads()
         loss.backward(loss_scale=self._optimizer._loss_scale)
@@ -86,13 +86,13 @@ class OneProcess:
             if len(self._waiting) > self._delay:
                 self._step()
 
-    def flush(self) -> None:
+    def flush(self):
         if self._group:
             self._end_group()
         while self._waiting:
             self._step()
 
-    def _end_group(self) -> None:
+    def _end_group(self):
         means = {}
         for name in self._group[0]:
             terms = [grads[name] for grads in self._group if grads[name] is not None]
@@ -103,7 +103,7 @@ class OneProcess:
         self._waiting.append(means)
         self._group = []
 
-    def _step(self) -> None:
+    def _step(self):
         means = self._waiting.pop(0)
         for name, param in self._model.namedparams():
             if means[name] is None:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from chainer.iterators import MultiprocessIterator, MultithreadIterator, SerialIterator
 
 
-def serial(dataset: Any, batch_size: int = 3, **options: Any) -> SerialIterator:
+def serial(dataset, batch_size: int = 3, **options) -> SerialIterator:
     return SerialIterator(dataset, batch_size, **options)
 
 
-def threads(dataset: Any, batch_size: int = 3, **options: Any) -> MultithreadIterator:
+def threads(dataset, batch_size: int = 3, **options) -> MultithreadIterator:
     return MultithreadIterator(dataset, batch_size, n_threads=2, **options)
 
 
-def processes(
-    dataset: Any, batch_size: int = 3, **options: Any
-) -> MultiprocessIterator:
+def processes(dataset, batch_size: int = 3, **options) -> MultiprocessIterator:
     return MultiprocessIterator(dataset, batch_size, n_processes=1, **options)
 
 

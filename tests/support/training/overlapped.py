@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -31,7 +31,7 @@ BUCKET_BYTES = 1 << 18
 
 
 @pytest.fixture(autouse=True)
-def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_buckets(monkeypatch: pytest.MonkeyPatch):
     """Buckets of a quarter of their size, and models likewise: most of a test's time is theirs."""
     monkeypatch.setattr(overlapped_exchange, "BUCKET_BYTES", BUCKET_BYTES)
 
@@ -39,7 +39,7 @@ def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
 class Deep(Chain):
     """Three layers, each a bucket by itself."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         with self.init_scope():
             self.first = L.Linear(WIDTH, WIDTH)
@@ -47,27 +47,27 @@ class Deep(Chain):
             self.third = L.Linear(WIDTH, WIDTH)
             self.last = L.Linear(WIDTH, CLASSES)
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x):
         h = F.tanh(self.second(F.tanh(self.first(x))))
         return F.mean(self.last(F.tanh(self.third(h))) ** 2)
 
 
 @contextmanager
-def sending(comm: Any) -> Iterator[list[str]]:
+def sending(comm):
     """The list to which is added how each bucket of gradients leaves this rank."""
     events: list[str] = []
     make = comm.make_reducer
 
-    def make_reducer(*args: Any) -> Any:
+    def make_reducer(*args):
         reducer = make(*args)
         add = reducer.add
         add_planned = reducer.add_planned
 
-        def after_backward(model: Any) -> None:
+        def after_backward(model):
             events.append("after backward")
             add(model)
 
-        def planned(model: Any) -> Any:
+        def planned(model):
             events.append("planned")
             return add_planned(model)
 
@@ -82,7 +82,7 @@ def sending(comm: Any) -> Iterator[list[str]]:
         del comm.make_reducer
 
 
-def batch(rank: int, number: int) -> Any:
+def batch(rank: int, number: int):
     return RandomState((rank, number)).uniform(-1, 1, (BATCH, WIDTH)).astype("f4")
 
 
@@ -91,11 +91,11 @@ class Twins:
 
     def __init__(
         self,
-        comm: Any,
+        comm,
         make: Callable[[], Any] = Deep,
         actual: Callable[[], Any] = lambda: Adam(0.01),
-        **arguments: Any,
-    ) -> None:
+        **arguments,
+    ):
         """Each rank draws weights of its own; rank 0's count."""
         self.comm = comm
         self.number = 0
@@ -110,7 +110,7 @@ class Twins:
             self.models.append(model)
             self.optimizers.append(optimizer.setup(model))
 
-    def update(self, count: int = 1, loss: Any = None) -> None:
+    def update(self, count: int = 1, loss=None):
         """Both do; `loss` is called with a model and its batch."""
         for _ in range(count):
             self.number += 1
@@ -123,12 +123,12 @@ class Twins:
                 optimizer.update(*arguments)
             self.assert_equal()
 
-    def each(self, action: Callable[[Any, Any], None]) -> None:
+    def each(self, action: Callable[[Any, Any], None]):
         """Both do."""
         for model, optimizer in zip(self.models, self.optimizers, strict=True):
             action(model, optimizer)
 
-    def assert_equal(self) -> None:
+    def assert_equal(self):
         """Parameters have the same bits, on all ranks, and so have the gradients they moved by."""
         one, other = self.models
         assert parameter_bits(one) == parameter_bits(other)
@@ -138,7 +138,7 @@ class Twins:
         for name, param in one.namedparams():
             assert_array_equal(param.grad, grads[name].grad, err_msg=name)
 
-    def finalize(self) -> None:
+    def finalize(self):
         self.each(lambda _, optimizer: optimizer.finalize())
 
 
@@ -149,18 +149,18 @@ class PlantedError(Exception):
 class Mark(chainer.FunctionNode):
     """The identity; its backward calls a function, which may raise."""
 
-    def __init__(self, told: Callable[[], Any]) -> None:
+    def __init__(self, told: Callable[[], Any]):
         self.told = told
 
-    def forward(self, inputs: Any) -> Any:
+    def forward(self, inputs):
         return inputs
 
-    def backward(self, indexes: Any, grad_outputs: Any) -> Any:
+    def backward(self, indexes, grad_outputs):
         self.told()
         return grad_outputs
 
 
-def marked(x: Any, told: Callable[[], Any]) -> Variable:
+def marked(x, told: Callable[[], Any]) -> Variable:
     if isinstance(x, Variable):
         variable = x
     else:
@@ -168,7 +168,7 @@ def marked(x: Any, told: Callable[[], Any]) -> Variable:
     return Mark(told).apply((variable,))[0]
 
 
-def raise_planted() -> None:
+def raise_planted():
     raise PlantedError
 
 
@@ -191,7 +191,7 @@ class Streams:
         using_device: Chainer's function.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.main: list[str] = []
         self.thread: list[str] = []
         self.event = mock.MagicMock()
@@ -209,7 +209,7 @@ class Streams:
     def recording(self, what: str) -> Callable[..., Any]:
         """A function that writes this down."""
 
-        def record_it(*_: Any, **__: Any) -> Any:
+        def record_it(*_, **__):
             is_main = threading.current_thread() is threading.main_thread()
             done = self.thread
             if is_main:
@@ -220,7 +220,7 @@ class Streams:
         return record_it
 
     @contextmanager
-    def installed(self) -> Iterator[None]:
+    def installed(self):
         """All arrays are on one GPU."""
         cupy = mock.MagicMock()
         cupy.cuda.Event = mock.Mock(
@@ -236,7 +236,7 @@ class Streams:
 
 
 @contextmanager
-def all_arrays_on_one_gpu() -> Iterator[None]:
+def all_arrays_on_one_gpu():
     """Chainer takes all arrays, which are NumPy's, for those of one GPU."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("chainer.backends.cuda.GpuDevice", Device)
@@ -245,7 +245,7 @@ def all_arrays_on_one_gpu() -> Iterator[None]:
 
 
 @contextmanager
-def parameters_on_gpus() -> Iterator[None]:
+def parameters_on_gpus():
     """The optimizer, which is made within, takes all parameters for those on GPUs."""
     with pytest.MonkeyPatch.context() as patch, Streams().installed():
         patch.setattr(create, "has_gpus", True)

@@ -70,7 +70,7 @@ WIDTH = 300
 class TanhNet(Chain):
     """Two layers, with gradients of many kinds: whole, 0-d, transposed, read-only, missing."""
 
-    def __init__(self, seed: int, n_in: int | None = WIDTH, width: int = WIDTH) -> None:
+    def __init__(self, seed: int, n_in: int | None = WIDTH, width: int = WIDTH):
         super().__init__()
         np.random.seed(seed)
         dtype = chainer.get_dtype(map_mixed16=np.float16)

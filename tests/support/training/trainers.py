@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,20 +40,20 @@ def parameter_bits(model: Link) -> dict[str, bytes]:
     }
 
 
-def clear_momenta(model: Link, updates: int) -> None:
+def clear_momenta(model: Link, updates: int):
     """Let the update rules have no state, as if they had made so many updates."""
     for param in model.params():
         param.update_rule._state = None
         param.update_rule.t = updates
 
 
-def same_everywhere(comm: Any, model: Link) -> bool:
+def same_everywhere(comm, model: Link) -> bool:
     """Whether all ranks' parameters have the same bits (collective)."""
     mine = parameter_bits(model)
     return all(others == mine for others in comm.allgather_obj(mine))
 
 
-def assert_near(model: Link, expected: Link, tolerance: float) -> None:
+def assert_near(model: Link, expected: Link, tolerance: float):
     """Assert that parameters differ by so much at most, and have the same dtypes."""
     others = dict(expected.namedparams())
     for name, param in model.namedparams():
@@ -63,27 +63,25 @@ def assert_near(model: Link, expected: Link, tolerance: float) -> None:
         )
 
 
-def state_of(thing: Any) -> dict[str, Any]:
+def state_of(thing) -> dict[str, Any]:
     """What a Chainer serializer saves of it."""
     serializer = DictionarySerializer()
     serializer.save(thing)
     return serializer.target
 
 
-def load_state(thing: Any, state: dict[str, Any]) -> None:
+def load_state(thing, state: dict[str, Any]):
     NpzDeserializer(state).load(thing)
 
 
-def trainer_over(
-    examples: Any, batch: int, optimizer: Any, stop: Any, out: Path
-) -> Trainer:
+def trainer_over(examples, batch: int, optimizer, stop, out: Path) -> Trainer:
     """A trainer over batches in order; `stop` is a trigger."""
     iterator = SerialIterator(examples, batch, shuffle=False)
     updater = StandardUpdater(iterator, optimizer)
     return Trainer(updater, stop, out=str(out))
 
 
-def logged(trainer: Trainer, trigger: Any = (1, "iteration")) -> list[dict[str, Any]]:
+def logged(trainer: Trainer, trigger=(1, "iteration")) -> list[dict[str, Any]]:
     """Run it; what a LogReport wrote down."""
     log = extensions.LogReport(trigger=trigger)
     trainer.extend(log)
@@ -91,7 +89,7 @@ def logged(trainer: Trainer, trigger: Any = (1, "iteration")) -> list[dict[str, 
     return log.log
 
 
-def checksum_of_all(_: Any, params: Sequence[Any], steps: int) -> int:
+def checksum_of_all(_, params: Sequence[Any], steps: int) -> int:
     """Return the checksum of all parts of these parameters, after so many steps."""
     value = steps
     for part in drift.parts_of(params):
@@ -101,7 +99,7 @@ def checksum_of_all(_: Any, params: Sequence[Any], steps: int) -> int:
 
 
 @pytest.fixture(autouse=True)
-def all_compared() -> Iterator[None]:
+def all_compared():
     """The detector of drift compares all in each update."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drift.DriftDetector, "checksum", checksum_of_all)
@@ -111,11 +109,11 @@ def all_compared() -> Iterator[None]:
 class SimulatedTime:
     """The seconds that have passed on this rank; in place of `time.perf_counter`."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 100.0
 
     def __call__(self) -> float:
         return self.now
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds: float):
         self.now += seconds

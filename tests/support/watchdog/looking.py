@@ -47,8 +47,8 @@ def while_running(
     look: Callable[[int], Any],
     last: int = -1,
     start: Callable[..., runner.Job] = runner.run,
-    ranks: Any = 3,
-) -> Any:
+    ranks=3,
+):
     """What ``look`` returns of a job that trains, given the number of its mpiexec.
 
     The ranks, for which `start` may be another starter, end after the step ``last`` by
@@ -56,7 +56,7 @@ def while_running(
     """
     found = []
 
-    def watch(launcher: int, said: Callable[[], tuple[str, str]]) -> None:
+    def watch(launcher: int, said: Callable[[], tuple[str, str]]):
         if not found and "TRAINS" in said()[0]:
             found.append(look(launcher))
             if last < 0:
@@ -77,7 +77,7 @@ def looked_into(case: Case) -> tuple[dict[str, Any], str]:
     """What `top --json` and `stacks` print of a case's job while a rank hangs."""
     found: list[str] = []
 
-    def look(launcher: int, _: object) -> None:
+    def look(launcher: int, _):
         if (status / "fault").exists():
             for words in (("top", launcher, "--json"), ("stacks", launcher)):
                 done = commands.chainermn(*words)

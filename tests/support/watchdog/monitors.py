@@ -10,7 +10,7 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from selectors import DefaultSelector
 from typing import Any
@@ -38,12 +38,12 @@ def made_monitor() -> Monitor:
     return Monitor(listener)
 
 
-def limited(monitor: Monitor, *timeout: Any) -> None:
+def limited(monitor: Monitor, *timeout):
     """Give it a time-out: its fields."""
     monitor.local.timeout = Timeout(*timeout)
 
 
-def address_of(monitor: Monitor) -> object:
+def address_of(monitor: Monitor):
     """Where ranks, and who asks, connect to it."""
     return monitor.local._listener.getsockname()
 
@@ -54,7 +54,7 @@ def seen_as_user(user: int) -> contextlib.AbstractContextManager[object]:
     return mock.patch.object(module.processes, "peer_of", return_value=peer)
 
 
-def close_monitor(monitor: Monitor) -> None:
+def close_monitor(monitor: Monitor):
     for key in list(monitor.selector.get_map().values()):
         monitor.selector.unregister(key.fileobj)
         key.fileobj.close()  # type: ignore[union-attr]
@@ -64,7 +64,7 @@ def close_monitor(monitor: Monitor) -> None:
 class SimulatedRank:
     """A rank of a simulated machine, which waits in a collective call or doesn't."""
 
-    def __init__(self, world: int, size: int) -> None:
+    def __init__(self, world: int, size: int):
         self.world = world
         self.size = size
         self.pid = os.getpid()
@@ -77,7 +77,7 @@ class SimulatedRank:
         self.failed_at = math.inf
         self.has_aborted = False
 
-    def enter(self) -> None:
+    def enter(self):
         self.call += 1
         self.since = time.monotonic()
         self.waits = True
@@ -112,7 +112,7 @@ class SimulatedRank:
 class Simulation:
     """So many machines, each with one rank and its monitor; threads let them look."""
 
-    def __init__(self, size: int, timeout: Timeout) -> None:
+    def __init__(self, size: int, timeout: Timeout):
         # What the monitors of which machines print, and those that end their ranks.
         self.printed: list[tuple[int, str]] = []
         self.ended: set[int] = set()
@@ -145,7 +145,7 @@ class Simulation:
         made.print = printed  # type: ignore[method-assign]
         return made
 
-    def _drive(self, monitors: list[Monitor]) -> None:
+    def _drive(self, monitors: list[Monitor]):
         try:
             while not self._over.wait(0.05):
                 for one in list(monitors):
@@ -156,7 +156,7 @@ class Simulation:
             self.failures.append(error)
             raise
 
-    def start(self) -> None:
+    def start(self):
         for thread in self._threads:
             thread.start()
 
@@ -169,7 +169,7 @@ class Simulation:
         ]
         return min(len(first.other_machines.known), len(linked))
 
-    def cut(self, number: int, error: Exception = CUT) -> None:
+    def cut(self, number: int, error: Exception = CUT):
         """Cut the link to a machine, as both kernels see it at last; it stays so."""
         for machine in self.monitors[0].other_machines.known:
             if machine.ranks[0].world == number:
@@ -186,7 +186,7 @@ class Simulation:
         assert not self.failures, self.failures
         return done
 
-    def close(self) -> None:
+    def close(self):
         self._over.set()
         for thread in self._threads:
             thread.join()
@@ -196,7 +196,7 @@ class Simulation:
 
 
 @contextmanager
-def simulation(size: int, **timeout: Any) -> Iterator[Simulation]:
+def simulation(size: int, **timeout):
     """Monitors that have been started, with this time-out, and end with the block."""
     before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -223,7 +223,7 @@ AGREED = {"name": "host0", "question": "who?", "answer": "me"}
 class Links:
     """A first machine and another one, without monitors."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.selector = DefaultSelector()
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.others = OtherMachines(self.selector)
@@ -250,12 +250,12 @@ class Links:
         return self.first.is_linked and len(self.others.linked) == 1
 
     @contextmanager
-    def stranger(self) -> Iterator[socket.socket]:
+    def stranger(self):
         """A connection of somebody else."""
         with socket.create_connection(self.listener.getsockname()) as made:
             yield made
 
-    def close(self) -> None:
+    def close(self):
         for key in list(self.selector.get_map().values()):
             key.fileobj.close()  # type: ignore[union-attr]
         self.listener.close()

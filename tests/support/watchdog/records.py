@@ -45,7 +45,7 @@ def clock() -> float:
     return time.monotonic()
 
 
-def communicator_within(name: str, seconds: float = 600.0, **others: Any) -> Any:
+def communicator_within(name: str, seconds: float = 600.0, **others):
     """A communicator with another time-out, which reports and ends nothing by default.
 
     Args:
@@ -75,7 +75,7 @@ def monitored(described: dict[str, Any]) -> MonitoredRank:
     return MonitoredRank(described, *files)
 
 
-def record(communicator: int, rank: int, size: int) -> Any:
+def record(communicator: int, rank: int, size: int):
     """Where this process's calls on a communicator are recorded; to be released."""
     return recorder.allocate(communicator, rank, size)
 
@@ -93,7 +93,7 @@ def recorded_progress() -> tuple[int, ...]:
 class Neighbour:
     """What rank 0 waits in, as another process sees it."""
 
-    def __init__(self, world: Any) -> None:
+    def __init__(self, world):
         pid, file = world.bcast((os.getpid(), recorder.region().file))
         with Path(f"/proc/{pid}/fd/{file}").open("rb") as opened:
             self._region = mmap.mmap(opened.fileno(), REGION_BYTES, prot=mmap.PROT_READ)
@@ -145,18 +145,18 @@ def call(
     return Call(of, rank, size, state, 7.0, sequence, 0, peer, tag, operation)
 
 
-def inside(rank: int, sequence: int = 5, **options: Any) -> Call:
+def inside(rank: int, sequence: int = 5, **options) -> Call:
     """A collective call that the rank waits in."""
     return call(rank, COLLECTIVE, sequence, **options)
 
 
-def outside(rank: int, sequence: int = 4, **options: Any) -> Call:
+def outside(rank: int, sequence: int = 4, **options) -> Call:
     """The collective call that the rank was in last."""
     return call(rank, IDLE, sequence, **options)
 
 
 def receiving(
-    rank: int, source: int, tag: int = 0, sequence: int = 4, **options: Any
+    rank: int, source: int, tag: int = 0, sequence: int = 4, **options
 ) -> Call:
     return call(rank, MESSAGE, sequence, source, tag, "recv", **options)
 

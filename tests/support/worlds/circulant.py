@@ -6,7 +6,6 @@ import tracemalloc
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import SimpleNamespace
-from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -26,7 +25,7 @@ def no_sums_by_messages() -> AbstractContextManager[object]:
     return mock.patch.object(pairwise, "start_exchange", side_effect=AssertionError)
 
 
-def group_of(comm: Any, **settings: Any) -> Any:
+def group_of(comm, **settings):
     """What a sum by messages asks of the group of a communicator's ranks, each on a node."""
     return SimpleNamespace(
         comm=comm,
@@ -38,16 +37,14 @@ def group_of(comm: Any, **settings: Any) -> Any:
     )
 
 
-def most_bytes_of_a_sum(size: int, array: np.ndarray, **settings: Any) -> int:
+def most_bytes_of_a_sum(size: int, array: np.ndarray, **settings) -> int:
     """The memory that one of so many ranks takes for a mean by messages, which never come."""
     algorithm = factories.packed(group_of(rank_1_of(size), **settings))
     operand = Operand([array], [array], [array.dtype], 3)
     return most_bytes(lambda: algorithm.allreduce(operand))
 
 
-def mean_by_messages(
-    comm: Any, arrays: list[np.ndarray], divisor: int, chunk_bytes: int
-) -> None:
+def mean_by_messages(comm, arrays: list[np.ndarray], divisor: int, chunk_bytes: int):
     """Overwrite arrays by their sums over ranks, divided (collective)."""
     algorithm = factories.packed(group_of(comm, chunk_bytes=chunk_bytes))
     dtypes = [array.dtype for array in arrays]
@@ -59,7 +56,7 @@ def is_chosen_for(size: int) -> bool:
     return not message_sum.is_pairwise(size)
 
 
-def rank_1_of(size: int) -> Any:
+def rank_1_of(size: int):
     """What stands in for a communicator of so many ranks."""
     comm = SimpleNamespace(rank=1, size=size, Dup=lambda: comm)
     return comm

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from numpy.testing import assert_array_equal
@@ -12,7 +11,7 @@ from numpy.testing import assert_array_equal
 class Param:
     """A parameter: `data` and `grad` are arrays or None."""
 
-    def __init__(self, data: Any = None, grad: Any = None) -> None:
+    def __init__(self, data=None, grad=None):
         self.data = data
         self.grad = grad
 
@@ -20,7 +19,7 @@ class Param:
 class Model:
     """Named parameters."""
 
-    def __init__(self, **params: Param) -> None:
+    def __init__(self, **params: Param):
         self.params = params
 
     def namedparams(self) -> Iterator[tuple[str, Param]]:
@@ -30,14 +29,14 @@ class Model:
         return self.params[name]
 
 
-def with_grads(**grads: Any) -> Model:
+def with_grads(**grads) -> Model:
     """A model with these gradients, and parameters of zeros like them."""
     return Model(
         **{name: Param(np.zeros(np.shape(g), g.dtype), g) for name, g in grads.items()}
     )
 
 
-def check_mean(comm: Any, size: int = 9, calls: int = 1) -> None:
+def check_mean(comm, size: int = 9, calls: int = 1):
     """Assert that gradients get their mean (collective)."""
     for _ in range(calls):
         model = with_grads(w=np.full(size, comm.rank, "f4"))
@@ -45,7 +44,7 @@ def check_mean(comm: Any, size: int = 9, calls: int = 1) -> None:
         assert_array_equal(model["w"].grad, (comm.size - 1) / 2)
 
 
-def finish(reducer: Any, *buckets: Model, payload: bytes = b"") -> list[bytes]:
+def finish(reducer, *buckets: Model, payload: bytes = b"") -> list[bytes]:
     """Hand in the buckets and take all steps up to the end; the payloads (collective)."""
     for bucket in buckets:
         reducer.add(bucket)

@@ -30,7 +30,7 @@ class PlainCommunicator(CommunicatorBase):
     inter_rank = property(lambda self: 0)
     inter_size = property(lambda self: 1)
 
-    def __init__(self, mpi: Any) -> None:
+    def __init__(self, mpi):
         self.mpi = mpi
 
     def split(self, color, key):
@@ -91,9 +91,7 @@ class Inheriting(PlainCommunicator):
 class WatchedCommunicator(PlainCommunicator):
     """Calls `on_mean` with the model before each mean of gradients, also where it was split."""
 
-    def __init__(
-        self, mpi: Any, on_mean: Callable[[Any], None] = lambda model: None
-    ) -> None:
+    def __init__(self, mpi, on_mean: Callable[[Any], None] = lambda model: None):
         super().__init__(mpi)
         self.on_mean = on_mean
 

@@ -40,7 +40,7 @@ CHOSEN = {(0,), (0, 0), (0, 1), (0, 0, 0), (0, 0, 1), (0, 1, 2), (0, 0, 1, 1)}
 
 
 def on_nodes(
-    nodes: Iterable[int | str], name: str = "hierarchical", **how: Any
+    nodes: Iterable[int | str], name: str = "hierarchical", **how
 ) -> CommunicatorBase:
     """What `create_communicator` makes, as if rank i were on node `nodes[i]` (collective)."""
     from chainermn_comm.named_communicators import CLASSES  # it starts MPI
@@ -59,7 +59,7 @@ def telling(name: str, size: int) -> list[tuple[int, ...]]:
     return IMPOSED[size]
 
 
-def over_nodes(*names: str, least: int = 2) -> Any:
+def over_nodes(*names: str, least: int = 2):
     """Parametrize a world test by `name` and `nodes`, of which only those that tell, and fit.
 
     Each runs on as many ranks as it has nodes, `least` or more; by default one of each
@@ -85,11 +85,11 @@ def by_name(*chosen: str) -> list[Any]:
     ]
 
 
-def host_backend(group: Any) -> Any:
+def host_backend(group):
     """A backend for host memory, which sums by messages."""
     return HostBackend(group, packed)
 
 
-def algorithm_of(comm: CommunicatorBase) -> Any:
+def algorithm_of(comm: CommunicatorBase):
     """What takes the means of the communicator's gradients in host memory, once it has."""
     return comm._backends[0].made_gradient_sum  # type: ignore[attr-defined]
