@@ -16,16 +16,32 @@ from tests.support.worlds.topologies import on_nodes
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4)]
 
 
+def call_alltoall(comm, x):
+    return comm.alltoall([x] * comm.size)
+
+
+def call_reduce_scatter(comm, x):
+    return comm.reduce_scatter([x] * comm.size)
+
+
+def call_bcast_data(comm, x):
+    return comm.bcast_data(Model(w=Param(x)))
+
+
+def call_allreduce_grad(comm, x):
+    return comm.allreduce_grad(Model(w=Param(x, x)))
+
+
 # Calls of all ranks with an array.
 CALLS = {
     "gather": lambda comm, x: comm.gather(x),
     "allgather": lambda comm, x: comm.allgather(x),
-    "alltoall": lambda comm, x: comm.alltoall([x] * comm.size),
+    "alltoall": call_alltoall,
     "allreduce": lambda comm, x: comm.allreduce(x),
-    "reduce_scatter": lambda comm, x: comm.reduce_scatter([x] * comm.size),
+    "reduce_scatter": call_reduce_scatter,
     "multi_node_mean": lambda comm, x: comm.multi_node_mean(x),
-    "bcast_data": lambda comm, x: comm.bcast_data(Model(w=Param(x))),
-    "allreduce_grad": lambda comm, x: comm.allreduce_grad(Model(w=Param(x, x))),
+    "bcast_data": call_bcast_data,
+    "allreduce_grad": call_allreduce_grad,
 }
 
 

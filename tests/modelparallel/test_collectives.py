@@ -34,15 +34,27 @@ pytestmark = pytest.mark.world
 SEVERAL = pytest.mark.sizes(2, 3, 4)
 TOLERANCE = {np.float16: 2e-2, np.float32: 1e-5, np.float64: 1e-12}
 ONE = np.ones(1)
+
+
+def shapes_uneven(size, rank):
+    return [((), (0, 2), (3,), (2, 1, 2))[rank]]
+
+
+def shapes_one_for_each(size, rank):
+    return [((2,), (0, 3), (), (1, 2))[i] for i in range(size)]
+
+
+def shapes_uneven_for_each(size, rank):
+    return [(rank + 1, i) for i in range(size)]
+
+
 # Shapes of a rank's inputs, by size and rank.
 SHAPES = {
     "one": lambda size, rank: [(2, 3)],
     "rows": lambda size, rank: [(size, 3)],
-    "uneven": lambda size, rank: [((), (0, 2), (3,), (2, 1, 2))[rank]],
-    "one for each": lambda size, rank: [
-        ((2,), (0, 3), (), (1, 2))[i] for i in range(size)
-    ],
-    "uneven for each": lambda size, rank: [(rank + 1, i) for i in range(size)],
+    "uneven": shapes_uneven,
+    "one for each": shapes_one_for_each,
+    "uneven for each": shapes_uneven_for_each,
 }
 
 
@@ -54,29 +66,87 @@ def columns(xs):
     return [list(column) for column in zip(*xs, strict=True)]
 
 
+def call_bcast_from_last(c, x):
+    return [bcast(c, x[0], c.size - 1)]
+
+
+def call_gather_to_last(c, x):
+    return gather(c, x[0], root=c.size - 1)
+
+
+def call_alltoall_of_rows(c, x):
+    return alltoall(c, x[0])
+
+
+def call_allgather(c, x):
+    return allgather(c, x[0])
+
+
+def call_allreduce(c, x):
+    return [allreduce(c, x[0])]
+
+
+def call_allreduce_mean(c, x):
+    return [allreduce(c, x[0], op="mean")]
+
+
 # Shapes of a rank's inputs, and its outputs by the communicator and its inputs.
 CALLS = {
-    "bcast from last": ("uneven", lambda c, x: [bcast(c, x[0], c.size - 1)]),
-    "gather to last": ("uneven", lambda c, x: gather(c, x[0], root=c.size - 1)),
+    "bcast from last": ("uneven", call_bcast_from_last),
+    "gather to last": ("uneven", call_gather_to_last),
     "scatter": ("uneven for each", lambda c, x: [scatter(c, x)]),
     "alltoall": ("uneven for each", alltoall),
-    "alltoall of rows": ("rows", lambda c, x: alltoall(c, x[0])),
-    "allgather": ("uneven", lambda c, x: allgather(c, x[0])),
-    "allreduce": ("one", lambda c, x: [allreduce(c, x[0])]),
-    "allreduce, mean": ("one", lambda c, x: [allreduce(c, x[0], op="mean")]),
+    "alltoall of rows": ("rows", call_alltoall_of_rows),
+    "allgather": ("uneven", call_allgather),
+    "allreduce": ("one", call_allreduce),
+    "allreduce, mean": ("one", call_allreduce_mean),
     "reduce_scatter": ("one for each", lambda c, x: [reduce_scatter(c, x)]),
 }
+
+
+def alone_bcast_from_last(xs):
+    return [xs[-1]] * len(xs)
+
+
+def alone_gather_to_last(xs):
+    return [*([] for _ in xs[1:]), firsts(xs)]
+
+
+def alone_scatter(xs):
+    return [[x] for x in xs[0]]
+
+
+def alone_alltoall_of_rows(xs):
+    return columns([[*x] for (x,) in xs])
+
+
+def alone_allgather(xs):
+    return [firsts(xs)] * len(xs)
+
+
+def alone_allreduce(xs):
+    return [[sum(firsts(xs))]] * len(xs)
+
+
+def alone_allreduce_mean(xs):
+    return [[sum(firsts(xs)) * (1 / len(xs))]] * len(xs)
+
+
+def alone_reduce_scatter(xs):
+    return [[sum(column)] for column in columns(xs)]
+
+
 # In one process: all ranks' outputs by all ranks' inputs.
 ALONE = {
-    "bcast from last": lambda xs: [xs[-1]] * len(xs),
-    "gather to last": lambda xs: [*([] for _ in xs[1:]), firsts(xs)],
-    "scatter": lambda xs: [[x] for x in xs[0]],
+    "bcast from last": alone_bcast_from_last,
+    "gather to last": alone_gather_to_last,
+    "scatter": alone_scatter,
     "alltoall": columns,
-    "alltoall of rows": lambda xs: columns([[*x] for (x,) in xs]),
-    "allgather": lambda xs: [firsts(xs)] * len(xs),
-    "allreduce": lambda xs: [[sum(firsts(xs))]] * len(xs),
-    "allreduce, mean": lambda xs: [[sum(firsts(xs)) * (1 / len(xs))]] * len(xs),
-    "reduce_scatter": lambda xs: [[sum(column)] for column in columns(xs)],
+    "alltoall of rows": alone_alltoall_of_rows,
+    "allgather": alone_allgather,
+    "allreduce": alone_allreduce,
+    "allreduce, mean": alone_allreduce_mean,
+    "reduce_scatter": alone_reduce_scatter,
 }
 
 

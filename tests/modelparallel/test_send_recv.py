@@ -21,16 +21,50 @@ from tests.support.worlds.third_party import WITH_THIRD_PARTY
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3), pytest.mark.ranks(2)]
 
 FLOATS = (np.float16, np.float32, np.float64)
+
+
+def matrix(r):
+    return r.standard_normal((3, 4))
+
+
+def fortran(r):
+    return np.asfortranarray(r.standard_normal((3, 4)))
+
+
+def strided(r):
+    return r.standard_normal((6, 8))[::2, 1::2]
+
+
+def transposed(r):
+    return r.standard_normal((2, 3, 4)).transpose(2, 0, 1)
+
+
+def read_only(r):
+    return np.broadcast_to(r.standard_normal((4,)), (3, 4))
+
+
+def of_0_d(r):
+    return np.array(r.standard_normal())
+
+
+def empty(r):
+    return np.zeros((0, 3))
+
+
+def large(r):
+    return r.standard_normal((300, 400))
+
+
 LAYOUTS = {
-    "matrix": lambda r: r.standard_normal((3, 4)),
-    "fortran": lambda r: np.asfortranarray(r.standard_normal((3, 4))),
-    "strided": lambda r: r.standard_normal((6, 8))[::2, 1::2],
-    "transposed": lambda r: r.standard_normal((2, 3, 4)).transpose(2, 0, 1),
-    "read-only": lambda r: np.broadcast_to(r.standard_normal((4,)), (3, 4)),
-    "0-d": lambda r: np.array(r.standard_normal()),
-    "empty": lambda r: np.zeros((0, 3)),
+    "matrix": matrix,
+    "fortran": fortran,
+    "strided": strided,
+    "transposed": transposed,
+    "read-only": read_only,
+    "0-d": of_0_d,
+    "empty": empty,
     # MPI waits for the receiver with these.
-    "large": lambda r: r.standard_normal((300, 400)),
+    "large": large,
 }
 
 

@@ -69,19 +69,39 @@ def lose(folder, *iterations):
         (folder / f"run.1.{iteration}").unlink()
 
 
+def truncated(folder):
+    return (folder / "run.1.30").write_bytes(b"PK")
+
+
+def emptied(folder):
+    return (folder / "run.1.30").write_bytes(b"")
+
+
+def first_byte(folder):
+    return flip(folder / "run.1.30", 0)
+
+
+def middle(folder):
+    return flip(folder / "run.0.30", 0.5)
+
+
+def swapped(folder):
+    return [swap(folder, iteration) for iteration in (10, 20, 30)]
+
+
 # What becomes of saves 10, 20 and 30, where a resume begins, and what is said. An error
 # is raised where it begins nowhere.
 CASES = {
     "nothing": (lambda _: None, 30, "^$"),
     "leftovers": (lambda folder: (folder / "run.0.40.tmp").touch(), 30, "^$"),
     "truncated": (
-        lambda folder: (folder / "run.1.30").write_bytes(b"PK"),
+        truncated,
         20,
         r"'run': run\.\*\.30 is incomplete: run\.1\.30 .* goes on from 20$",
     ),
-    "emptied": (lambda folder: (folder / "run.1.30").write_bytes(b""), 20, "run.1.30"),
-    "first byte": (lambda folder: flip(folder / "run.1.30", 0), 20, "run.1.30 is dam"),
-    "middle": (lambda folder: flip(folder / "run.0.30", 0.5), 20, "run.0.30 is damag"),
+    "emptied": (emptied, 20, "run.1.30"),
+    "first byte": (first_byte, 20, "run.1.30 is dam"),
+    "middle": (middle, 20, "run.0.30 is damag"),
     "a folder": (lambda folder: make_a_folder(folder / "run.1.30"), 20, "run.1.30"),
     "lost": (lambda folder: lose(folder, 30), 20, r"those of ranks \[1\] are missing;"),
     "twice": (lambda folder: lose(folder, 30, 20), 10, r"30 is .*20 is .* from 10"),
@@ -92,7 +112,7 @@ CASES = {
         "allow_pickle=False",
     ),
     "swapped": (
-        lambda folder: [swap(folder, iteration) for iteration in (10, 20, 30)],
+        swapped,
         None,
         r"run\.1\.20 is what rank 0 wrote at iteration 20 of 'run'",
     ),

@@ -59,9 +59,17 @@ class Opened(DatasetMixin):
         return self.file, self.numbers[i]
 
 
+def array(n):
+    return np.arange(3 * n, dtype=np.float32).reshape(n, 3)
+
+
+def tuple_data_set(n):
+    return TupleDataset(np.arange(n) / 2, list(range(n)))
+
+
 KINDS = {
-    "array": lambda n: np.arange(3 * n, dtype=np.float32).reshape(n, 3),
-    "tuple data set": lambda n: TupleDataset(np.arange(n) / 2, list(range(n))),
+    "array": array,
+    "tuple data set": tuple_data_set,
     "computed": Squares,
 }
 

@@ -81,23 +81,39 @@ def rule(param):
     return param.update_rule
 
 
+def change_on_t(optimizer, model):
+    return setattr(optimizer, "t", optimizer.t + 1)
+
+
+def change_value_of_parameter_first_w(_, model):
+    return flip(model.first.W.array)
+
+
+def change_float32_value_of_parameter_half(_, model):
+    return flip(float32_parameters(model)["/half"])
+
+
+def change_m_of_state_of_parameter_last_w(_, model):
+    return flip(rule(model.last.W).state["m"])
+
+
+def change_v_of_state_of_parameter_first_b(_, model):
+    return flip(rule(model.first.b).state["v"])
+
+
+def change_t_of_update_rule_of_parameter_last_b(_, model):
+    return setattr(rule(model.last.b), "t", 7)
+
+
 # By what an error says of it, what happens to a rank's optimizer and model.
 DISTURBED = {
-    "on t: ": lambda optimizer, model: setattr(optimizer, "t", optimizer.t + 1),
-    "value of parameter /first/W": lambda _, model: flip(model.first.W.array),
+    "on t: ": change_on_t,
+    "value of parameter /first/W": change_value_of_parameter_first_w,
     "value of parameter /scale": lambda _, model: flip(model.scale.array),
-    "float32 value of parameter /half": lambda _, model: flip(
-        float32_parameters(model)["/half"]
-    ),
-    "m of state of parameter /last/W": lambda _, model: flip(
-        rule(model.last.W).state["m"]
-    ),
-    "v of state of parameter /first/b": lambda _, model: flip(
-        rule(model.first.b).state["v"]
-    ),
-    "t of update rule of parameter /last/b": lambda _, model: setattr(
-        rule(model.last.b), "t", 7
-    ),
+    "float32 value of parameter /half": change_float32_value_of_parameter_half,
+    "m of state of parameter /last/W": change_m_of_state_of_parameter_last_w,
+    "v of state of parameter /first/b": change_v_of_state_of_parameter_first_b,
+    "t of update rule of parameter /last/b": change_t_of_update_rule_of_parameter_last_b,
 }
 
 

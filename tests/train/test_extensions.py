@@ -21,31 +21,48 @@ from tests.support.training.small_models import ScaledMean
 
 pytestmark = pytest.mark.world
 
-MAKE = {
-    "create_multi_node_iterator": lambda comm: create_multi_node_iterator(
-        SerialIterator([1], 1), comm
-    ),
-    "create_synchronized_iterator": lambda comm: create_synchronized_iterator(
-        SerialIterator([1], 1), comm
-    ),
-    "create_multi_node_evaluator": lambda comm: create_multi_node_evaluator(
+
+def make_create_multi_node_iterator(comm):
+    return create_multi_node_iterator(SerialIterator([1], 1), comm)
+
+
+def make_create_synchronized_iterator(comm):
+    return create_synchronized_iterator(SerialIterator([1], 1), comm)
+
+
+def make_create_multi_node_evaluator(comm):
+    return create_multi_node_evaluator(
         Evaluator(SerialIterator([], 1, repeat=False), ScaledMean()), comm
-    ),
+    )
+
+
+def make_genericmultinodeevaluator(comm):
+    return extensions.GenericMultiNodeEvaluator(
+        comm, SerialIterator([], 1, repeat=False), ScaledMean()
+    )
+
+
+def make_on_rank(comm):
+    return extensions.on_rank(lambda trainer: None, comm)
+
+
+MAKE = {
+    "create_multi_node_iterator": make_create_multi_node_iterator,
+    "create_synchronized_iterator": make_create_synchronized_iterator,
+    "create_multi_node_evaluator": make_create_multi_node_evaluator,
     "create_multi_node_optimizer": lambda comm: create_multi_node_optimizer(
         SGD(), comm
     ),
     "AllreducePersistent": lambda comm: extensions.AllreducePersistent(
         ScaledMean(), comm
     ),
-    "GenericMultiNodeEvaluator": lambda comm: extensions.GenericMultiNodeEvaluator(
-        comm, SerialIterator([], 1, repeat=False), ScaledMean()
-    ),
+    "GenericMultiNodeEvaluator": make_genericmultinodeevaluator,
     "MultiNodeEarlyStoppingTrigger": lambda comm: (
         extensions.MultiNodeEarlyStoppingTrigger(comm)
     ),
     "ObservationAggregator": lambda comm: extensions.ObservationAggregator(comm, "x"),
     "ThroughputReport": lambda comm: extensions.ThroughputReport(comm),
-    "on_rank": lambda comm: extensions.on_rank(lambda trainer: None, comm),
+    "on_rank": make_on_rank,
 }
 
 

@@ -245,16 +245,34 @@ def update_without_a_bucket(comm, model, optimizer):
 
 
 RAISED = (PlantedError, PeerError)
+
+
+def an_error(comm, *_):
+    return comm.handshake("else", error=PlantedError())
+
+
+def a_loss(comm, model, it):
+    return it.update(raise_planted)
+
+
+def own_backward(comm, model, it):
+    return it.update(failing, model, X)
+
+
+def a_gradient(comm, model, it):
+    return it.update(replacing, model, X)
+
+
 # What one rank does, with its communicator, model and optimizer, and what all raise.
 MISTAKES = {
     "another call": (lambda comm, *_: comm.bcast_obj("else"), RankMismatchError),
     "a flush": (lambda comm, model, it: it.flush(), RankMismatchError),
-    "an error": (lambda comm, *_: comm.handshake("else", error=PlantedError()), RAISED),
-    "a loss": (lambda comm, model, it: it.update(raise_planted), RAISED),
-    "backward": (lambda comm, model, it: it.update(failing, model, X), RAISED),
+    "an error": (an_error, RAISED),
+    "a loss": (a_loss, RAISED),
+    "backward": (own_backward, RAISED),
     "a bucket": (update_without_a_bucket, RAISED),
     "a gradient": (
-        lambda comm, model, it: it.update(replacing, model, X),
+        a_gradient,
         (RuntimeError, PeerError),
     ),
 }

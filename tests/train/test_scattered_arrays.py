@@ -36,15 +36,43 @@ def rows(count, dtype=np.float32):
     return np.arange(3 * count).reshape(count, 3).astype(dtype)
 
 
+def make_structured(n):
+    return np.array([(i, b"x" * (i % 4)) for i in range(n)], "i4,S3")
+
+
+def make_unaligned(n):
+    return np.zeros(n, "i1,f8")["f1"] + 0.5
+
+
+def make_text(n):
+    return np.array([f"{i}" for i in range(n)], "U5")
+
+
+def make_objects(n):
+    return np.array([{i} for i in range(n)], object)
+
+
+def make_all_the_same(n):
+    return np.broadcast_to(np.float32(7), (n, 3))
+
+
+def make_an_empty_column(n):
+    return TupleDataset(np.zeros((n, 0)), rows(n))
+
+
+def make_names(n):
+    return DictDataset(x=rows(n, "f2"), t=np.arange(n), n=list(range(n)))
+
+
 KINDS = {
-    "structured": lambda n: np.array([(i, b"x" * (i % 4)) for i in range(n)], "i4,S3"),
-    "unaligned": lambda n: np.zeros(n, "i1,f8")["f1"] + 0.5,
-    "text": lambda n: np.array([f"{i}" for i in range(n)], "U5"),
-    "objects": lambda n: np.array([{i} for i in range(n)], object),
+    "structured": make_structured,
+    "unaligned": make_unaligned,
+    "text": make_text,
+    "objects": make_objects,
     "column order": lambda n: np.asfortranarray(rows(n)),
-    "all the same": lambda n: np.broadcast_to(np.float32(7), (n, 3)),
-    "an empty column": lambda n: TupleDataset(np.zeros((n, 0)), rows(n)),
-    "names": lambda n: DictDataset(x=rows(n, "f2"), t=np.arange(n), n=list(range(n))),
+    "all the same": make_all_the_same,
+    "an empty column": make_an_empty_column,
+    "names": make_names,
 }
 
 

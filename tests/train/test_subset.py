@@ -37,16 +37,34 @@ def array(n=N):
     return np.arange(n * 100.0).reshape(n, 100)
 
 
-DIVISIBLE = {
-    "tuple data set": lambda: TupleDataset(array(), list(array())),
-    "dict data set": lambda: DictDataset(a=array(), b=np.arange(N)),
-    "sub data set": lambda: SubDataset(array(2 * N), 7, 7 + N),
-    "an order that counts from the end": lambda: SubDataset(
-        array(), 0, N, [-1, 0, *range(2, N)]
-    ),
-    "nested": lambda: TransformDataset(
+def tuple_data_set():
+    return TupleDataset(array(), list(array()))
+
+
+def dict_data_set():
+    return DictDataset(a=array(), b=np.arange(N))
+
+
+def sub_data_set():
+    return SubDataset(array(2 * N), 7, 7 + N)
+
+
+def an_order_that_counts_from_the_end():
+    return SubDataset(array(), 0, N, [-1, 0, *range(2, N)])
+
+
+def nested():
+    return TransformDataset(
         SubDataset(ConcatenatedDataset(array()[:13], list(array())), 0, N), double
-    ),
+    )
+
+
+DIVISIBLE = {
+    "tuple data set": tuple_data_set,
+    "dict data set": dict_data_set,
+    "sub data set": sub_data_set,
+    "an order that counts from the end": an_order_that_counts_from_the_end,
+    "nested": nested,
 }
 INDICES = [[], list(range(10)), [30, 2, 17, 13, 39, 0, 13]]
 

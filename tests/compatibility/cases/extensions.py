@@ -13,19 +13,28 @@ from mpi4py import MPI
 from .models import linear, state, training
 from .table import case, each, outcome, together
 
+
+def make_allreduce_persistent(chainermn, comm):
+    return chainermn.extensions.AllreducePersistent(linear(), comm)
+
+
+def make_observation_aggregator(chainermn, comm):
+    return chainermn.extensions.ObservationAggregator(comm, "a")
+
+
+def make_multi_node_snapshot(chainermn, comm):
+    return chainermn.extensions.multi_node_snapshot(comm, snapshot(), [])
+
+
+def make_checkpointer(chainermn, comm):
+    return chainermn.create_multi_node_checkpointer("run", comm, path="checkpoints")
+
+
 ATTRIBUTES = {
-    "AllreducePersistent": lambda chainermn, comm: (
-        chainermn.extensions.AllreducePersistent(linear(), comm)
-    ),
-    "ObservationAggregator": lambda chainermn, comm: (
-        chainermn.extensions.ObservationAggregator(comm, "a")
-    ),
-    "multi_node_snapshot": lambda chainermn, comm: (
-        chainermn.extensions.multi_node_snapshot(comm, snapshot(), [])
-    ),
-    "checkpointer": lambda chainermn, comm: chainermn.create_multi_node_checkpointer(
-        "run", comm, path="checkpoints"
-    ),
+    "AllreducePersistent": make_allreduce_persistent,
+    "ObservationAggregator": make_observation_aggregator,
+    "multi_node_snapshot": make_multi_node_snapshot,
+    "checkpointer": make_checkpointer,
 }
 
 
@@ -100,13 +109,37 @@ def observed(chainermn, comm, values, iterations=2, key="a", target=None, **how)
     return seen
 
 
+def python_float(rank, n):
+    return rank + n * 10.0
+
+
+def python_int(rank, n):
+    return rank + n
+
+
+def float32(rank, n):
+    return np.float32(rank + n)
+
+
+def array(rank, n):
+    return np.array(rank + n, np.float32)
+
+
+def vector(rank, n):
+    return np.full(2, rank + n, np.float32)
+
+
+def variable(rank, n):
+    return Variable(np.array(rank + n, np.float32))
+
+
 VALUES = {
-    "float": lambda rank, n: rank + n * 10.0,
-    "int": lambda rank, n: rank + n,
-    "float32": lambda rank, n: np.float32(rank + n),
-    "array": lambda rank, n: np.array(rank + n, np.float32),
-    "vector": lambda rank, n: np.full(2, rank + n, np.float32),
-    "variable": lambda rank, n: Variable(np.array(rank + n, np.float32)),
+    "float": python_float,
+    "int": python_int,
+    "float32": float32,
+    "array": array,
+    "vector": vector,
+    "variable": variable,
 }
 
 

@@ -132,12 +132,28 @@ class Net(Chain):
         return self.bn(self.a(x))
 
 
+def plain_chain_list():
+    return ChainList(linear(), L.BatchNormalization(2))
+
+
+def sequential():
+    return Sequential(linear(), F.relu, L.BatchNormalization(2))
+
+
+def alone():
+    return L.BatchNormalization(2, use_beta=False)
+
+
+def nested():
+    return Chain(inner=Net(), bn=L.BatchNormalization(3))
+
+
 MODELS = {
     "chain": Net,
-    "chain list": lambda: ChainList(linear(), L.BatchNormalization(2)),
-    "sequential": lambda: Sequential(linear(), F.relu, L.BatchNormalization(2)),
-    "alone": lambda: L.BatchNormalization(2, use_beta=False),
-    "nested": lambda: Chain(inner=Net(), bn=L.BatchNormalization(3)),
+    "chain list": plain_chain_list,
+    "sequential": sequential,
+    "alone": alone,
+    "nested": nested,
     "without": linear,
 }
 

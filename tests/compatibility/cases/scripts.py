@@ -102,12 +102,22 @@ def model_parallel(chainermn, comm):
     return state(model)
 
 
+def exponential_shift(optimizer):
+    return extensions.ExponentialShift("lr", 0.5)
+
+
+def of_the_optimizer(optimizer):
+    return extensions.ExponentialShift("lr", 0.5, optimizer=optimizer)
+
+
+def linear_shift(optimizer):
+    return extensions.LinearShift("lr", (0.1, 0.01), (0, 2))
+
+
 SHIFTS = {
-    "ExponentialShift": lambda optimizer: extensions.ExponentialShift("lr", 0.5),
-    "of the optimizer": lambda optimizer: extensions.ExponentialShift(
-        "lr", 0.5, optimizer=optimizer
-    ),
-    "LinearShift": lambda optimizer: extensions.LinearShift("lr", (0.1, 0.01), (0, 2)),
+    "ExponentialShift": exponential_shift,
+    "of the optimizer": of_the_optimizer,
+    "LinearShift": linear_shift,
 }
 
 

@@ -9,16 +9,34 @@ DTYPES = [
     *("float16", "float32", "float64", "int8", "int16", "int32", "int64"),
     *("uint8", "uint64", "bool", "complex64", "complex128"),
 ]
+
+
+def view_transposed(array):
+    return array.reshape(2, 3, 4).transpose(2, 0, 1)
+
+
+def view_reversed(array):
+    return array[::-1, ::-1]
+
+
+def view_0_d(array):
+    return np.array(array[1, 1])
+
+
+def view_broadcast(array):
+    return np.broadcast_to(array[0], (3, 6))
+
+
 VIEWS = {
     "C": np.ascontiguousarray,
     "F": np.asfortranarray,
     "slice": lambda array: array[1:, ::2],
-    "transposed": lambda array: array.reshape(2, 3, 4).transpose(2, 0, 1),
-    "reversed": lambda array: array[::-1, ::-1],
-    "0-d": lambda array: np.array(array[1, 1]),
+    "transposed": view_transposed,
+    "reversed": view_reversed,
+    "0-d": view_0_d,
     "empty": lambda array: array[:0],
     "read-only": np.ascontiguousarray,
-    "broadcast": lambda array: np.broadcast_to(array[0], (3, 6)),
+    "broadcast": view_broadcast,
 }
 LAYOUTS = list(VIEWS)
 

@@ -385,14 +385,38 @@ def _flip_moments(optimizer, part):
         _flip(array)
 
 
+def disturb_parameter(optimizer, part):
+    return _flip(part.w.array)
+
+
+def disturb_0_d(optimizer, part):
+    return _flip(part.s.array)
+
+
+def disturb_t(optimizer, part):
+    return _add_one(optimizer, "t")
+
+
+def disturb_epoch(optimizer, part):
+    return _add_one(optimizer, "epoch")
+
+
+def disturb_loss_scale(optimizer, part):
+    return _add_one(optimizer, "_loss_scale")
+
+
+def disturb_persistent(optimizer, part):
+    return _add_one(optimizer.target, "seen")
+
+
 # What a command `disturb` does to Chainer's optimizer and the second part.
 DISTURB = {
-    "parameter": lambda optimizer, part: _flip(part.w.array),
-    "0-d": lambda optimizer, part: _flip(part.s.array),
+    "parameter": disturb_parameter,
+    "0-d": disturb_0_d,
     "momentum": _flip_moments,
     "rule's t": _count_step,
-    "t": lambda optimizer, part: _add_one(optimizer, "t"),
-    "epoch": lambda optimizer, part: _add_one(optimizer, "epoch"),
-    "loss scale": lambda optimizer, part: _add_one(optimizer, "_loss_scale"),
-    "persistent": lambda optimizer, part: _add_one(optimizer.target, "seen"),
+    "t": disturb_t,
+    "epoch": disturb_epoch,
+    "loss scale": disturb_loss_scale,
+    "persistent": disturb_persistent,
 }
