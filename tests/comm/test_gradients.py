@@ -98,7 +98,11 @@ def test_a_gradient_is_overwritten_if_it_can_be_and_else_replaced(comm):
     me = comm.rank
     own = values(me, (10,))
     # Ranks may differ in layout.
-    kinds = [np.asfortranarray, lambda array: np.broadcast_to(array, array.shape)]
+
+    def broadcast(array):
+        return np.broadcast_to(array, array.shape)
+
+    kinds = [np.asfortranarray, broadcast]
     model = with_grads(
         plain=own,
         by_rank=kinds[me % 2](values(me, (60, 50))),

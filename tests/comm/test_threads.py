@@ -30,11 +30,19 @@ def agreement(comm):
 
 
 def calling(method, *arguments):
-    return lambda comm: getattr(comm, method)(*arguments)
+
+    def call(comm):
+        return getattr(comm, method)(*arguments)
+
+    return call
 
 
 def message(method, *data):
-    return lambda comm: getattr(comm, method)(*data, 1 - comm.rank, TAG)
+
+    def call(comm):
+        return getattr(comm, method)(*data, 1 - comm.rank, TAG)
+
+    return call
 
 
 send = message("send", x)

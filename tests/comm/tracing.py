@@ -51,7 +51,11 @@ def write_to(path: str):
 def is_traced(comm) -> bool:
     """Whether calls on the communicator pass a line that traces them (collective)."""
     passed: set[str] = set()
-    sys.setprofile(lambda frame, *_: passed.add(frame.f_globals["__name__"]))
+
+    def note(frame, *_):
+        passed.add(frame.f_globals["__name__"])
+
+    sys.setprofile(note)
     try:
         comm.allreduce(1.0)
     finally:

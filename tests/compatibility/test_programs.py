@@ -120,10 +120,14 @@ def of_communicator_subclass(ranks):
     inputs = RandomState(1).uniform(-1, 1, (24, 3)).astype(np.float32)
     for step in range(6):
         parts = batches(inputs, ranks, 4, step)
+
+        def vote(gradients):
+            return np.sign(sum(map(np.sign, gradients)))
+
         step_along_mean(
             optimizer,
             [F.mean_squared_error(model(part), part[:, :1] - 1) for part in parts],
-            lambda gradients: np.sign(sum(map(np.sign, gradients))),
+            vote,
         )
     return [weights(model)] * ranks
 

@@ -38,7 +38,11 @@ def test_every_communicator_is_right_on_gpus(world, gpu, name):
 def test_nccl_is_really_tried_and_a_wrong_mean_noticed(world, double, monkeypatch):
     kind = sys.modules["cupy"].ndarray
     real = kind.get
-    monkeypatch.setattr(kind, "get", lambda array: real(array) + (world.rank == 1))
+
+    def get(array):
+        return real(array) + (world.rank == 1)
+
+    monkeypatch.setattr(kind, "get", get)
     found = rank_tests.try_on_gpus(world, "pure_nccl")
     assert found == {"problem": "rank 1: wrong values of mean_grad arrived"}
     assert "allReduce" in double.calls

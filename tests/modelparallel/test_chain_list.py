@@ -152,9 +152,11 @@ def test_variables_within_the_output_lead_back_to_other_ranks(comm, ranks):
             assert_array_equal(x.grad, np.full(2, expected))
     else:
         pair = namedtuple("pair", "mine others")
-        give = Sequential(
-            lambda x: {"loss": pair([F.sum(w)], F.sum(x)), "n": [None, np.ones(1)]}
-        )
+
+        def both(x):
+            return {"loss": pair([F.sum(w)], F.sum(x)), "n": [None, np.ones(1)]}
+
+        give = Sequential(both)
         model.add_link(give, rank_in=ranks([0]))
         model()["loss"].others.backward()
         found = model()

@@ -114,11 +114,18 @@ def split(comm):
     np.random.seed(1)
     whole = L.Linear(4, 2 * comm.size, nobias=True)
     rows = slice(2 * comm.rank, 2 * comm.rank + 2)
+
+    def own_loss():
+        return F.sum(model(x) * weights)
+
+    def whole_loss():
+        return F.sum(whole(x) * weights)
+
     return Case(
         SGD(LR).setup(model),
-        lambda: F.sum(model(x) * weights),
+        own_loss,
         whole,
-        lambda: F.sum(whole(x) * weights),
+        whole_loss,
         lambda: whole.W.array[rows],
     )
 

@@ -34,7 +34,10 @@ def run(comm, graph, links, hold):
     for part, link in zip(graph, links, strict=True):
         if part.rank != comm.rank:
             continue
-        arguments = [] if part.rank_in is not None else [graphs.model_input()]
+        if part.rank_in is not None:
+            arguments = []
+        else:
+            arguments = [graphs.model_input()]
         for rank in graphs.listed(part.rank_in):
             if rank == comm.rank:
                 arguments.append(own.popleft())

@@ -160,7 +160,10 @@ def pads(pad):
 def check_pad_sequence():
     from chainer import functions as F
 
-    pads(lambda rows, padding: F.pad_sequence(rows, padding=padding).array)
+    def pad(rows, padding):
+        return F.pad_sequence(rows, padding=padding).array
+
+    pads(pad)
 
 
 def check_concat_examples():

@@ -204,7 +204,11 @@ def test_files_of_several_saves_are_no_checkpoint(naive, folder):
     saved(naive, folder, 5, 10)
     saved(naive, folder / "other", 10)
     name = f"run.{naive.size - 1}.10"
-    on_rank_0(naive, lambda: (folder / "other" / name).replace(folder / name))
+
+    def swap_in():
+        return (folder / "other" / name).replace(folder / name)
+
+    on_rank_0(naive, swap_in)
     iteration = 5
     if naive.size == 1:
         iteration = 10

@@ -119,7 +119,11 @@ def test_gradients_that_were_added_up_begin_anew(naive, alone, folder, capfd):
     def update(optimizer, *values):
         for value in values:
             x = np.full((1, 2), value, "f4")
-            optimizer.update(lambda x: F.sum(optimizer.target(x)), x)
+
+            def loss(x):
+                return F.sum(optimizer.target(x))
+
+            optimizer.update(loss, x)
 
     optimizer = make(naive)
     update(optimizer, 10 * naive.rank, 10)
@@ -216,10 +220,12 @@ class Loop:
         self.optimizer.serialize(serializer["optimizer"])
 
 
+def updater_of(optimizer):
+    return StandardUpdater(SerialIterator(range(4), 1), optimizer)
+
+
 TARGETS = {
-    "updater": lambda optimizer: StandardUpdater(
-        SerialIterator(range(4), 1), optimizer
-    ),
+    "updater": updater_of,
     "loop": Loop,
     "model": lambda optimizer: optimizer.target,
 }

@@ -106,10 +106,16 @@ def test_each_example_goes_to_one_rank_or_parts_are_equally_long(comm, kind, equ
 
 
 # How to make a data set, and where an `Opened` is in it.
+
+
+def joined():
+    return ConcatenatedDataset(Opened(0, 4), Opened(4, 6))
+
+
 CLASSES = {
     "own": (Opened, lambda d: d),
     "two": (
-        lambda: ConcatenatedDataset(Opened(0, 4), Opened(4, 6)),
+        joined,
         lambda d: d._datasets[1],
     ),
 }

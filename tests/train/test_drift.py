@@ -125,12 +125,18 @@ def take_for_gpus(monkeypatch):
         for source, target in copies:
             target[...] = source
 
+    def pinned(nbytes):
+        return np.empty(nbytes, np.uint8)
+
+    def copy(source, target, _):
+        begun.append((source, target))
+
     devices = SimpleNamespace(
         on_gpu=lambda _: True,
         using_device_of=nullcontext,
-        pinned=lambda nbytes: np.empty(nbytes, np.uint8),
+        pinned=pinned,
         current_stream=lambda: None,
-        copy=lambda source, target, _: begun.append((source, target)),
+        copy=copy,
         recorded_event=begun.pop,
     )
     monkeypatch.setattr(drift, "devices", devices)

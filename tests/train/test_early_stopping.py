@@ -47,9 +47,11 @@ def ended(comm, trainer):
 @pytest.fixture
 def stopped_at(comm, trainer_for):
     """The iteration at which a training with this trigger stops; three are an epoch."""
-    return lambda trigger, values: ended(
-        comm, trainer_for(comm, trigger, reporting(values))
-    )
+
+    def stopped(trigger, values):
+        return ended(comm, trainer_for(comm, trigger, reporting(values)))
+
+    return stopped
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])

@@ -65,9 +65,11 @@ def test_the_result_is_that_of_all_examples(naive, batch, count):
 
 
 def test_a_batch_counts_by_its_length_and_not_by_that_of_its_columns(comm):
-    result = evaluated(
-        comm, converter=lambda batch, device: {"x": np.stack([batch, batch])}
-    )
+
+    def stack(batch, device):
+        return {"x": np.stack([batch, batch])}
+
+    result = evaluated(comm, converter=stack)
     assert_close(result, truth(EXAMPLES))
 
 

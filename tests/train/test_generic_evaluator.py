@@ -92,7 +92,11 @@ def test_the_root_gets_outputs_as_they_are_and_all_ranks_the_result_on_the_host(
     expected = [{"v": ["text", np.float32([100 * i])]} for i in range(comm.size)]
     assert alike(made.evaluate(), expected)
     # A result that stays on the root needs not be picklable.
-    made.aggregate = lambda results: (type(each["v"][1]) for each in results)
+
+    def kinds_of(results):
+        return (type(each["v"][1]) for each in results)
+
+    made.aggregate = kinds_of
     found = made(None)
     if comm.rank == 0:
         kinds = {Variable}
@@ -128,8 +132,16 @@ def fail(*_):
 
 
 # What fails, by the step and the rank where it does.
+
+
+def fail_later(x):
+    if x[0] % 100 == 4:
+        return fail()
+    return 1
+
+
 FAILURES = {
-    "a later batch": (-1, {"calc_local": lambda x: fail() if x[0] % 100 == 4 else 1}),
+    "a later batch": (-1, {"calc_local": fail_later}),
     "aggregate": (0, {"calc_local": lambda x: 1, "aggregate": fail}),
     "pickling": (-1, {"calc_local": lambda x: Awkward("there")}),
     "unpickling": (0, {"calc_local": lambda x: Awkward("here")}),

@@ -148,7 +148,11 @@ def hooked(naive):
         optimizer = create_multi_node_optimizer(SGD(), same_part, **options)
         optimizer.setup(model)
         add_hooks(optimizer, naive)
-        return optimizer, lambda: F.sum(model(np.ones((1, 2), "f4")))
+
+        def loss():
+            return F.sum(model(np.ones((1, 2), "f4")))
+
+        return optimizer, loss
 
     return make
 
@@ -262,7 +266,11 @@ def test_hooks_by_norm_stay_on_models_that_ranks_hold_whole(naive):
     optimizer.add_hook(GradientClipping(1.0))
     optimizer.add_hook(GradientLARS())
     model.output.b.shardings = (Sharding("replica", naive),)
-    optimizer.update(lambda: F.sum(model(np.ones((1, WIDTH), "f4"))))
+
+    def loss():
+        return F.sum(model(np.ones((1, WIDTH), "f4")))
+
+    optimizer.update(loss)
     assert optimizer.t == 1
 
 
@@ -345,5 +353,9 @@ def test_a_shared_scale_waits_for_parameters_that_get_values(naive):
     optimizer.setup(model)
     scale(optimizer, naive)
     for _ in range(3):
-        optimizer.update(lambda: F.sum(model(np.ones((1, 2), "f4"))))
+
+        def loss():
+            return F.sum(model(np.ones((1, 2), "f4")))
+
+        optimizer.update(loss)
     assert naive.allgather_obj(optimizer.t) == [2] * naive.size

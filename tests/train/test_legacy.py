@@ -83,7 +83,11 @@ def test_it_trains_as_one_process_does(communicator, kind):
     for number in range(1, 6):
         many.update(mine, batch(comm.rank, number))
         batches = [batch(rank, number) for rank in range(comm.size)]
-        one.update(lambda xs: sum(map(expected, xs)) / comm.size, batches)
+
+        def mean_loss(xs):
+            return sum(map(expected, xs)) / comm.size
+
+        one.update(mean_loss, batches)
     assert many.t == one.t
     assert same_everywhere(comm, mine)
     assert_near(mine, expected, 1e-5)

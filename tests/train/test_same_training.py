@@ -231,8 +231,12 @@ def assert_resumes_the_same(comm, folder, case, store, *wrap):
     comm.allgather_obj(None)
     resumed = Run(comm, folder / "run", case, store, *wrap)
     begun = []
+
+    def note(trainer):
+        begun.append(trainer.updater.iteration)
+
     resumed.trainer.extend(
-        lambda trainer: begun.append(trainer.updater.iteration),
+        note,
         name="begun",
         trigger=lambda _: True,  # which has no state
     )
@@ -257,9 +261,13 @@ def at(iteration):
 
 
 def by_extension(kind, *arguments, **options):
-    return lambda run: run.trainer.extend(
-        getattr(extensions, kind)(*arguments), trigger=(1, "iteration"), **options
-    )
+
+    def extend(run):
+        return run.trainer.extend(
+            getattr(extensions, kind)(*arguments), trigger=(1, "iteration"), **options
+        )
+
+    return extend
 
 
 @at(3)

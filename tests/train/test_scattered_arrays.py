@@ -214,7 +214,13 @@ def test_arrays_lie_in_one_nameless_file_for_as_long_as_the_data_set(world, naiv
 def test_without_room_in_memory_a_temporary_folder_serves(naive, monkeypatch, folder):
     space = os.statvfs
     full = SimpleNamespace(f_bavail=0, f_frsize=4096)
-    monkeypatch.setattr(os, "statvfs", lambda p: full if "/dev" in p else space(p))
+
+    def fake_space(p):
+        if "/dev" in p:
+            return full
+        return space(p)
+
+    monkeypatch.setattr(os, "statvfs", fake_space)
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     part = deepcopy(scatter_dataset(rows(10_000), naive))
     assert right(naive, part, rows(10_000))

@@ -192,10 +192,14 @@ def test_writers_and_n_retains(naive, folder, writer):
 
 
 def test_condition_and_callable_file_name(naive, folder):
+
+    def is_due():
+        return naive.rank == 0 and trainer.updater.iteration > 2
+
     trainer, *_ = make(
         *(naive, folder, 6),
         filename=lambda trainer: f"at{trainer.updater.iteration}",
-        condition=lambda: naive.rank == 0 and trainer.updater.iteration > 2,
+        condition=is_due,
         autoload=False,
     )
     trainer.run()

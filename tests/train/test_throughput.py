@@ -73,7 +73,11 @@ def test_all_ranks_observe_the_same_and_one_names_the_slowest(
     """The last rank computes for 3 s, the others for 1 s; what else is done is no part of it."""
     comm, time = simulated
     size = comm.size
-    model = Model(lambda: time.sleep(3 if comm.rank == size - 1 else 1))
+
+    def compute():
+        time.sleep(3 if comm.rank == size - 1 else 1)
+
+    model = Model(compute)
     trainer = trainer_for(comm, (1, "epoch"), ThroughputReport(comm), model=model)
     trainer.extend(
         lambda _: time.sleep(100), name="evaluation", trigger=(1, "iteration")

@@ -68,7 +68,11 @@ def own_weight_as_data(model):
 
 def forgetful(model):
     """A backward within uses what functions before and after it use."""
-    h = F.forget(lambda h: F.tanh(model.first(h)), F.tanh(model.first(X)))
+
+    def first(h):
+        return F.tanh(model.first(h))
+
+    h = F.forget(first, F.tanh(model.first(X)))
     return F.sum(model.first(h) ** 2)
 
 

@@ -37,7 +37,11 @@ def test_a_rank_that_does_not_come_gets_one_warning_and_one_report(size, ends_jo
         start(made, size)
         assert not made.until(lambda: len(made.printed) == 2, SECONDS - 0.1)
         assert made.until(lambda: len(made.printed) == 2, LATE), made.printed
-        assert made.until(lambda: len(made.ended) == size * ends_job, LATE), made.ended
+
+        def have_ended():
+            return len(made.ended) == size * ends_job
+
+        assert made.until(have_ended, LATE), made.ended
         # Nobody else says anything.
         assert not made.until(lambda: len(made.printed) > 2, 2.0)
         (one, warning), (other, report) = made.printed

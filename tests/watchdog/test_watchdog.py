@@ -136,10 +136,16 @@ CASES = [
 ]
 
 
+def name_of(value):
+    if isinstance(value, str):
+        return value
+    return ""
+
+
 @pytest.mark.parametrize(
     ("ranks", "how", "doing", "words"),
     CASES,
-    ids=lambda value: value if isinstance(value, str) else "",
+    ids=name_of,
 )
 def test_a_rank_that_does_not_come_is_named_first_and_the_job_ends(
     ranks, how, doing, words

@@ -68,8 +68,12 @@ def files_without_a_path(chainermn, comm):
     checkpointer = chainermn.create_multi_node_checkpointer("run", comm)
     trainer.extend(checkpointer, trigger=(1, "iteration"))
     seen = []
+
+    def look(each):
+        seen.append(without_locks(os.listdir("result")))
+
     trainer.extend(
-        lambda each: seen.append(without_locks(os.listdir("result"))),
+        look,
         name="see",
         trigger=(2, "iteration"),
         priority=-1000,
@@ -124,7 +128,11 @@ def stats(chainermn, comm):
 
 @case
 def stats_of_nothing(chainermn, comm):
-    return outcome(lambda: type(make(chainermn, comm).get_stats()).__name__)
+
+    def ask():
+        return type(make(chainermn, comm).get_stats()).__name__
+
+    return outcome(ask)
 
 
 @each("name", "cp_interval", "gc_interval", "path", "files", "stats")

@@ -128,8 +128,12 @@ def examples_can_be_written_to(chainermn, comm, kind):
     return first
 
 
+def make_array():
+    return np.zeros((4, 2), np.float32)
+
+
 @each(
-    array=lambda: np.zeros((4, 2), np.float32),
+    array=make_array,
     arrays=lambda: [*np.zeros((4, 2), np.float32)],
 )
 def the_roots_examples_after_a_change(chainermn, comm, make):

@@ -77,7 +77,11 @@ def evaluator_in_a_trainer(chainermn, comm):
         chainermn.create_multi_node_evaluator(actual, comm), trigger=(1, "iteration")
     )
     seen = []
-    trainer.extend(lambda each: seen.append(dict(each.observation)), name="see")
+
+    def look(each):
+        seen.append(dict(each.observation))
+
+    trainer.extend(look, name="see")
     trainer.run()
     return [sorted(each) for each in seen], seen[-1].get("validation/main/loss")
 

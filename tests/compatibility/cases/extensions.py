@@ -97,10 +97,12 @@ def observed(chainermn, comm, values, iterations=2, key="a", target=None, **how)
         trigger=(1, "iteration"),
     )
     seen = []
+
+    def look(each):
+        seen.append({k: v for k, v in each.observation.items() if "main" not in k})
+
     trainer.extend(
-        lambda each: seen.append(
-            {k: v for k, v in each.observation.items() if "main" not in k}
-        ),
+        look,
         name="see",
         priority=-10,
         trigger=(1, "iteration"),
@@ -225,12 +227,14 @@ def early_stopping_unknown_keyword(chainermn, comm):
 
 @case
 def early_stopping_by_position(chainermn, comm):
-    return outcome(
-        lambda: (
+
+    def make():
+        return (
             chainermn.extensions.MultiNodeEarlyStoppingTrigger(comm, (1, "epoch"))
             is not None
         )
-    )
+
+    return outcome(make)
 
 
 # -- multi_node_snapshot
@@ -268,8 +272,12 @@ def multi_node_snapshot_loads(chainermn, comm):
     second, again = training(chainermn, comm, 3)
     second.extend(make(comm, snapshot(), []), trigger=(1, "iteration"))
     start = []
+
+    def look(each):
+        start.append(each.updater.iteration)
+
     second.extend(
-        lambda each: start.append(each.updater.iteration),
+        look,
         name="see",
         trigger=(1, "iteration"),
     )

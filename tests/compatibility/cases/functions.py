@@ -215,7 +215,11 @@ def scatter(chainermn, comm, root):
 @case
 def scatter_of_an_array(chainermn, comm):
     x = np.arange(4, dtype=np.float32).reshape(2, 2)
-    return outcome(lambda: chainermn.functions.scatter(comm, Variable(x)))
+
+    def call():
+        return chainermn.functions.scatter(comm, Variable(x))
+
+    return outcome(call)
 
 
 @case

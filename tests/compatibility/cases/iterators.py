@@ -127,6 +127,8 @@ def iterators_are_chainers(chainermn, comm):
 
 @case
 def synchronized_iterator_without_an_iterator(chainermn, comm):
-    return outcome(
-        lambda: type(chainermn.iterators.create_synchronized_iterator(None, comm))
-    )
+
+    def make():
+        return type(chainermn.iterators.create_synchronized_iterator(None, comm))
+
+    return outcome(make)

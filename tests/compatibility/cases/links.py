@@ -78,7 +78,11 @@ def batch_normalization_of_images(chainermn, comm):
 @case
 def batch_normalization_with_a_tuple_size(chainermn, comm):
     x = np.sin(np.arange(12, dtype=np.float32)).reshape(2, 3, 2)
-    return outcome(lambda: trained(normalization(chainermn, comm, (3, 2)), x))
+
+    def train():
+        return trained(normalization(chainermn, comm, (3, 2)), x)
+
+    return outcome(train)
 
 
 @case

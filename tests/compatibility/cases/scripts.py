@@ -154,7 +154,11 @@ def a_hook_that_a_script_wrote(chainermn, comm):
     optimizer = chainermn.create_multi_node_optimizer(actual, comm)
     optimizer.setup(model)
     seen = []
-    optimizer.add_hook(lambda each: seen.append((each is actual, each.t)), "see")
+
+    def look(each):
+        seen.append((each is actual, each.t))
+
+    optimizer.add_hook(look, "see")
     for _ in range(3):
         backward(model, comm.rank)
         optimizer.update()
@@ -187,10 +191,14 @@ def models_are_copied(chainermn, comm, how):
     model = chainermn.links.create_mnbn_model(
         Chain(a=linear(), b=BatchNormalization(2)), comm
     )
+
+    def pickled(link):
+        return pickle.loads(pickle.dumps(link))
+
     ways = {
         "deepcopy": deepcopy,
         "copy": lambda link: link.copy("copy"),
-        "pickle": lambda link: pickle.loads(pickle.dumps(link)),
+        "pickle": pickled,
     }
     made = outcome(lambda: ways[how](model))
     if isinstance(made, Exception):

@@ -107,7 +107,11 @@ class ndarray:
         return np.array(self._host, order=order)
 
     def __itruediv__(self, other: int) -> ndarray:
-        self._later(lambda: np.divide(self._host, other, out=self._host))
+
+        def divide():
+            np.divide(self._host, other, out=self._host)
+
+        self._later(divide)
         return self
 
     def reshape(self, *shape) -> ndarray:
@@ -147,7 +151,11 @@ class ndarray:
     def astype(self, dtype) -> ndarray:
         """A copy of that dtype, which the device makes later."""
         found = self._new(self.shape, dtype)
-        self._later(lambda: np.copyto(found._host, self._host))
+
+        def copy():
+            np.copyto(found._host, self._host)
+
+        self._later(copy)
         return found
 
     def conj(self) -> ndarray:
@@ -157,7 +165,11 @@ class ndarray:
     def dot(self, b: ndarray) -> ndarray:
         """The product of two vectors, in memory of the device, where it is summed later."""
         found = self._new((), self.dtype)
-        self._later(lambda: np.copyto(found._host, self._host.dot(b._host)))
+
+        def multiply():
+            np.copyto(found._host, self._host.dot(b._host))
+
+        self._later(multiply)
         return found
 
     def __float__(self) -> float:
@@ -305,11 +317,17 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
         memcpyDeviceToDevice=3,
     )
     cuda.Device = lambda device=None: CudaDevice(gpu, device)
-    cuda.Stream = lambda *, non_blocking=False: Stream(gpu, next(numbers))
+
+    def make_stream(*, non_blocking=False):
+        return Stream(gpu, next(numbers))
+
+    cuda.Stream = make_stream
     cuda.Event = lambda *, disable_timing=False: Event(gpu)
-    cuda.get_elapsed_time = lambda start_event, end_event: (
-        1e3 * (end_event.time - start_event.time)
-    )
+
+    def elapsed(start_event, end_event):
+        return 1e3 * (end_event.time - start_event.time)
+
+    cuda.get_elapsed_time = elapsed
     cuda.get_current_stream = lambda: current_stream(gpu)
     cuda.alloc_pinned_memory = lambda size: allocate_pinned(gpu, size)
     cupy.cuda = cuda

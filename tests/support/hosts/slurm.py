@@ -392,8 +392,12 @@ class Submitted:
 
     def await_output(self, text: str):
         """Wait until it has printed this; an end of the wait is a failure."""
+
+        def is_over():
+            return text in self.output() or self.state() in ENDED
+
         if not soon(
-            lambda: text in self.output() or self.state() in ENDED,
+            is_over,
             SECONDS,
             LOOK_SECONDS,
         ):
@@ -403,7 +407,11 @@ class Submitted:
     def wait(self, seconds: float = SECONDS) -> str:
         """Wait for its end; return its state. A job that doesn't end is cancelled."""
         try:
-            ended = soon(lambda: set(self.states()) <= ENDED, seconds, LOOK_SECONDS)
+
+            def have_ended():
+                return set(self.states()) <= ENDED
+
+            ended = soon(have_ended, seconds, LOOK_SECONDS)
             assert ended, f"{self.states()}\n{self.output()}"
         except BaseException:
             self.cancel()

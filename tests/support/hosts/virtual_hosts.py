@@ -331,7 +331,11 @@ class Cluster:
             host,
             str(self.folder),
         )
-        init = self._await(lambda: psutil.Process(outer).children()[0].pid)
+
+        def find_child():
+            return psutil.Process(outer).children()[0].pid
+
+        init = self._await(find_child)
         self.inits[host] = init
         self._await((self.folder / f"{host}.ready").stat)
         port = f"port{number}"

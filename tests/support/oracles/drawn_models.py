@@ -75,11 +75,15 @@ def models(
         st.integers(copies // 3, copies),
     )
     # Missing on different ranks, so that arrays in the same memory get different means.
-    twins = st.builds(
-        lambda entry, layout, missing: [
+
+    def pair(entry, layout, missing):
+        return [
             entry,
             replace(entry, layout=layout, missing=missing),
-        ],
+        ]
+
+    twins = st.builds(
+        pair,
         entries(small | st.sampled_from([*huge, (4096,)])),
         st.sampled_from(["shared", "overlapping"]),
         st.frozensets(st.integers(0, 3), max_size=3),

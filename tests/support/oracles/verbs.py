@@ -137,9 +137,11 @@ def reduced(of: Callable, numbers, op: str) -> np.ndarray:
 
 def mean(comm, of: Callable) -> np.ndarray:
     dtype = of(0).dtype  # 16 bits are summed in 32
-    total = reduced(
-        lambda n: of(n).astype(np.result_type(dtype, "f4")), range(comm.size), "sum"
-    )
+
+    def wide(n):
+        return of(n).astype(np.result_type(dtype, "f4"))
+
+    total = reduced(wide, range(comm.size), "sum")
     return np.asarray(total / comm.size).astype(dtype)
 
 
