@@ -77,7 +77,8 @@ def run(comm, entries, zero_fill):
         model.params[f"p{index:03}"] = param
     comm.multi_node_mean_grad(model, zero_fill)
     grads = [param.grad for param in model.params.values()]
-    assert all(grad is None or gpus.on_gpu(grad) for grad in grads)
+    for grad in grads:
+        assert grad is None or gpus.on_gpu(grad)
     return [None if grad is None else gpus.to_host(grad) for grad in grads]
 
 
@@ -198,9 +199,8 @@ def test_planned_buckets_come_after_their_gradients_on_another_stream(world, gpu
         over.record(stream)
         null.wait_event(over)
         reducer.agree()
-        assert all(
-            param.grad is grad for param, grad in zip(params, grads, strict=True)
-        )
+        for param, grad in zip(params, grads, strict=True):
+            assert param.grad is grad
         for work in works:
             work.assign()
         for param in params:

@@ -62,4 +62,5 @@ def test_commits_are_checked_by_what_make_lint_runs():
     (repository,) = read(".pre-commit-config.yaml")["repos"]
     made = [line.strip().replace("$(BIN)", ".venv/bin") for line in recipe.splitlines()]
     assert [hook["entry"] for hook in repository["hooks"]] == made
-    assert not any(hook["pass_filenames"] for hook in repository["hooks"])
+    for hook in repository["hooks"]:
+        assert not hook["pass_filenames"]

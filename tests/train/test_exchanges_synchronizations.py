@@ -66,7 +66,8 @@ def assert_agreements(calls, number):
     """So many, by the thread that trains, the first one before data move."""
     agreements = [call for call in calls if call.is_agreement]
     assert len(agreements) == number, calls
-    assert not any(call.in_background for call in agreements), calls
+    for call in agreements:
+        assert not call.in_background, calls
     first = next(call for call in calls if call.moves_data or call.is_agreement)
     assert first.is_agreement, calls
 
