@@ -44,7 +44,8 @@ def test_the_sum_is_that_of_numpy(world, dtype, chunk_bytes):
 def test_all_blocks_but_one_are_sent_in_as_few_rounds_as_can_be(ranks):
     rounds = rounds_of(ranks)
     assert len(rounds) == math.ceil(math.log2(ranks))
-    assert sum(held - skip for skip, held in rounds) == ranks - 1
+    found = sum(held - skip for skip, held in rounds)
+    assert found == ranks - 1
     # Each term comes to each block once: offsets that a rank's partial sums cover.
     covers = {0}
     for skip, _ in rounds:

@@ -122,7 +122,8 @@ def test_mpi_comm_stays_the_users(world):
     part = world.Split(0, -world.rank)
     with create_communicator("naive", part) as comm:
         assert comm.mpi_comm is part
-        assert comm.rank == part.rank == world.size - 1 - world.rank
+        assert comm.rank == part.rank
+        assert part.rank == world.size - 1 - world.rank
     assert part.allreduce(1) == world.size
     part.Free()
 

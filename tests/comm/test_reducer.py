@@ -239,7 +239,8 @@ def test_buckets_get_the_bits_of_the_whole_model(comm, on_all, on_one, zero_fill
     reducer = comm.make_reducer(zero_fill)
     assert not reducer.complete
     payloads = [bytes([rank]) * (64 - rank) for rank in range(comm.size)]
-    assert finish(reducer, *buckets, payload=payloads[comm.rank]) == payloads
+    found = finish(reducer, *buckets, payload=payloads[comm.rank])
+    assert found == payloads
     assert reducer.complete
     assert bits(*buckets) == expected(comm, missing, zero_fill)
 

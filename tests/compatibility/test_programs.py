@@ -147,4 +147,5 @@ def test_each_program_is_run():
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_program_gives_what_one_process_computes(name, ranks, tmp_path):
-    assert printed(run_program(name, ranks, tmp_path)) == EXPECTED[name](ranks)
+    found = printed(run_program(name, ranks, tmp_path))
+    assert found == EXPECTED[name](ranks)

@@ -247,7 +247,8 @@ def test_dates_in_words_are_the_dates():
             ((2005, 12, 31), True, "the thirty first of december twenty oh five"),
             ((2010, 5, 20), False, "may twentieth twenty ten"),
         ):
-            assert " ".join(dates.in_words(datetime.date(*date), day_first)) == words
+            found = " ".join(dates.in_words(datetime.date(*date), day_first))
+            assert found == words
         learnt, held_out = dates.make_corpus(dates.DAYS - 1000, 1000, seed=0)
         ours = {dates.characters_of(target) for _, target in learnt}
         assert len(ours) == dates.DAYS - 1000

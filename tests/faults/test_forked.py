@@ -84,7 +84,8 @@ def test_forked_children_end_with_their_status_and_gradients_go_on(name, hook):
     job = run_text(2, SCRIPT, name, *expected, environment=environment)
     assert job.returncode == 0, job
     assert f"ENDS {[expected, expected]}" in job.out, job
-    assert Counter(re.findall("EXIT FUNCTION of (\\w+)", job.out)) == {
+    found = Counter(re.findall("EXIT FUNCTION of (\\w+)", job.out))
+    assert found == {
         how: 2 * processes for how, (_, _, processes) in CHILDREN.items() if processes
     }
     assert job.err.count("last words") == 2

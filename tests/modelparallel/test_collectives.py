@@ -319,9 +319,8 @@ def test_a_wrong_argument_on_one_rank_raises_on_all(comm, function, wrong, error
 
 def usable(comm):
     """The communicator still works, and nothing is left over on it."""
-    assert [y.array.item() for y in allgather(comm, np.array(comm.rank))] == list(
-        range(comm.size)
-    )
+    found = [y.array.item() for y in allgather(comm, np.array(comm.rank))]
+    assert found == list(range(comm.size))
 
 
 def test_what_is_no_communicator_is_told():

@@ -40,7 +40,8 @@ def test_a_scalar_is_also_a_tuple_of_itself():
     (unpacked * 3).backward()
     assert_array_equal(x.grad, [3.0, 3.0])
     # Elsewhere a variable's elements stay what iterating gives.
-    assert [each.array for each in pseudo_connect(delegate, x)] == [1.0, 2.0]
+    found = [each.array for each in pseudo_connect(delegate, x)]
+    assert found == [1.0, 2.0]
 
 
 def test_no_delegate_gives_what_an_empty_one_does():

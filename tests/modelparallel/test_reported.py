@@ -193,7 +193,8 @@ def test_nothing_is_told_of_what_was_visited_or_needs_no_gradient(comm):
         with no_backprop_mode():
             step(train=False)
         gc.collect()
-    assert [str(each.message) for each in told if each.category is RuntimeWarning] == []
+    found = [str(each.message) for each in told if each.category is RuntimeWarning]
+    assert found == []
 
 
 @pytest.mark.parametrize("twice", [0, 1])

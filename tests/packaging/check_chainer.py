@@ -175,7 +175,8 @@ def check_concat_examples():
 def check_concat_examples_without_deprecation():
     from chainer.dataset import concat_examples
 
-    assert concat_examples([np.arange(1), np.arange(2)], padding=0).tolist() == [
+    found = concat_examples([np.arange(1), np.arange(2)], padding=0).tolist()
+    assert found == [
         [0, 0],
         [0, 1],
     ]
@@ -190,7 +191,8 @@ def check_debug_print():
 def check_fix_without_deprecation():
     from chainer import functions as F
 
-    assert F.fix(np.array([-1.5, 1.5, 2], np.float16)).array.tolist() == [-1, 1, 2]
+    found = F.fix(np.array([-1.5, 1.5, 2], np.float16)).array.tolist()
+    assert found == [-1, 1, 2]
 
 
 def check_multiprocess_iterator_without_deprecation():
@@ -199,7 +201,8 @@ def check_multiprocess_iterator_without_deprecation():
     with MultiprocessIterator(
         list(range(4)), 2, n_processes=1, shared_mem=100
     ) as iterator:
-        assert sorted(iterator.next() + iterator.next()) == [0, 1, 2, 3]
+        found = sorted(iterator.next() + iterator.next())
+        assert found == [0, 1, 2, 3]
 
 
 def check_multiprocess_iterator_saved_without_an_order():

@@ -76,9 +76,8 @@ def test_editable_installs_work(installer, bare):
     install(installer, bare, "chainer")
     sources = [part for source in EDITABLE for part in ("-e", str(source))]
     install(installer, bare, "--no-build-isolation", *sources)
-    assert bare.run("-I", "-c", WHOSE).strip() == str(
-        ROOT / "src/chainermn_facade/__init__.py"
-    )
+    found = bare.run("-I", "-c", WHOSE).strip()
+    assert found == str(ROOT / "src/chainermn_facade/__init__.py")
 
 
 def test_subprocesses_find_ours(everything, tmp_path):

@@ -39,7 +39,8 @@ def check(env, *arguments):
 
 
 def test_chainer_works(combination, environment_on):
-    assert check(environment_on(*combination), *CHECKS) == dict.fromkeys(CHECKS)
+    found = check(environment_on(*combination), *CHECKS)
+    assert found == dict.fromkeys(CHECKS)
 
 
 @pytest.mark.parametrize(

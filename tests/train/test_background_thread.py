@@ -22,7 +22,8 @@ def test_a_thread_hands_over_its_error_while_threads_switch_often():
     task.start()
     assert sys.getswitchinterval() <= SWITCH_INTERVAL_SECONDS
     go.set()
-    assert str(task.wait()) == str(task.wait()) == "planted"
+    assert str(task.wait()) == "planted"
+    assert str(task.wait()) == "planted"
 
 
 def test_what_has_no_thread_is_done_by_who_waits(monkeypatch):

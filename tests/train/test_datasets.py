@@ -102,7 +102,8 @@ def test_each_example_goes_to_one_rank_or_parts_are_equally_long(comm, kind, equ
             assert {len(each) for each in parts} == {math.ceil(count / comm.size)}
             assert set().union(*parts) == set(range(count))
         else:
-            assert list(itertools.chain(*parts)) == list(range(count))
+            found = list(itertools.chain(*parts))
+            assert found == list(range(count))
 
 
 # How to make a data set, and where an `Opened` is in it.
@@ -155,7 +156,8 @@ def test_a_users_message_on_its_way_arrives_unharmed(comm):
     last = comm.size - 1
     if comm.rank == 0:
         comm.send(np.float32(7), last, 23719)
-    assert len(scatter_dataset(np.arange(9), comm)) == math.ceil(9 / comm.size)
+    found = len(scatter_dataset(np.arange(9), comm))
+    assert found == math.ceil(9 / comm.size)
     if comm.rank == last:
         assert comm.recv(0, 23719) == 7
 

@@ -202,7 +202,8 @@ def test_attributes_are_forwarded_both_ways(comm, create):
         with pytest.raises(RuntimeError, match="the examples are on rank 0"):
             iterator.dataset[0]
     iterator.batch_size = 4
-    assert list(on_all_ranks(comm, next(iterator))) == [0, 1, 2, 3]
+    found = list(on_all_ranks(comm, next(iterator)))
+    assert found == [0, 1, 2, 3]
     assert properties(comm, iterator)["current_position"] == 4
     with pytest.raises(AttributeError, match="nonsense"):
         iterator.nonsense  # noqa: B018

@@ -89,6 +89,7 @@ def test_an_order_sampler_of_the_user_s_own_is_replaced_with_a_warning(comm, rec
     iterator = create_synchronized_iterator(own, comm)
     told = [str(each.message) for each in recwarn]
     text = "shuffles, and doesn't use function, its order"
-    assert any(text in each for each in told) == (comm.rank == 0)
+    found = any(text in each for each in told)
+    assert found == (comm.rank == 0)
     order = the_same_on_all_ranks(comm, epoch(iterator))
     assert order != sorted(order)

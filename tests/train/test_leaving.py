@@ -98,7 +98,8 @@ def test_all_ranks_save_and_leave_and_the_job_goes_on(tmp_path, number, kind):
         r"saved iteration (\d+), and all ranks leave with.* 75", done.err
     )
     files = {f"run.{rank}.{iteration}" for rank in (0, 1)}
-    assert {path.name for path in tmp_path.iterdir()} == files | {"run.lock"}
+    found = {path.name for path in tmp_path.iterdir()}
+    assert found == files | {"run.lock"}
     again = train(tmp_path, int(iteration) + 5, kind=kind)
     assert again.returncode == 0, again
     assert again.out.count(f"BEGIN {iteration} ") == 2

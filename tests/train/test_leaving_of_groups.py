@@ -88,4 +88,5 @@ def test_all_ranks_of_a_grid_save_the_same_iteration_and_leave(
     assert done.returncode == 75, done
     names = [path.name for path in tmp_path.iterdir() if path.suffix != ".lock"]
     assert len(names) == ranks, names
-    assert len({name.rpartition(".")[2] for name in names}) == 1, names
+    found = len({name.rpartition(".")[2] for name in names})
+    assert found == 1, names

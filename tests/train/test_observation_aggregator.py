@@ -70,7 +70,8 @@ def test_arrays_are_combined_and_kept_as_they_were_observed(comm, tmp_path):
     save_npz(tmp_path / "state.npz", one)
     load_npz(tmp_path / "state.npz", other)
     mean = (comm.size + 1) / 2
-    assert observed(other, 2)["x"].tolist() == [mean, 2 * mean]
+    found = observed(other, 2)["x"].tolist()
+    assert found == [mean, 2 * mean]
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,8 @@ def test_attributes_are_those_of_the_actual_optimizer(naive):
     optimizer.alpha = 0.5
     optimizer.new_epoch()
     optimizer.use_auto_new_epoch = True
-    assert actual.alpha == actual.hyperparam.alpha == 0.5
+    assert actual.alpha == 0.5
+    assert actual.hyperparam.alpha == 0.5
     assert actual.use_auto_new_epoch
     assert actual.epoch == 1
     assert optimizer.actual_optimizer is copy.copy(optimizer).actual_optimizer is actual

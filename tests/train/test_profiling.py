@@ -25,7 +25,8 @@ def test_on_a_gpu_only_some_steps_wait_for_kernels(clock_time):
             clock_time.sleep(1)
     assert len(waits) == 2 * 4  # before and after a step, and its collective
     assert clock.times.seconds == profiling.STEPS_PER_SAMPLE_ON_GPU + 1
-    assert clock.times.waiting == clock.times.sampled == 2
+    assert clock.times.waiting == 2
+    assert clock.times.sampled == 2
 
 
 def test_what_another_thread_sends_is_no_part_of_the_step(clock_time):

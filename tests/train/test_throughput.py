@@ -87,7 +87,8 @@ def test_all_ranks_observe_the_same_and_one_names_the_slowest(
     computing = 1 - waiting - 0.5 / 3.5
     expected = [rate, 3.5, computing, waiting, 0.5 / 3.5, size - 1]
     (entry,) = logged(trainer, (1, "epoch"))
-    assert [entry[f"throughput/{key}"] for key in KEYS] == pytest.approx(expected)
+    found = [entry[f"throughput/{key}"] for key in KEYS]
+    assert found == pytest.approx(expected)
     line = ""
     if comm.rank == 0:
         line = (

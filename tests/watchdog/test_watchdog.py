@@ -332,7 +332,8 @@ def test_bad_values_and_values_that_differ_are_errors_on_all_ranks():
     assert job.returncode == 0, job
     refused = re.findall("^REFUSED CHAINERMN_TIMEOUT.*", job.out, re.M)
     for value in BAD_VALUES:
-        assert sum(f"TIMEOUT is {value!r};" in line for line in refused) == 2, job
+        found = sum(f"TIMEOUT is {value!r};" in line for line in refused)
+        assert found == 2, job
     for rank in range(2):
         told = f"on rank {rank}: ranks disagree on CHAINERMN_TIMEOUT: 10 s and the end on rank 0; "
         assert told in job.out, job

@@ -203,9 +203,8 @@ def make_nccl(gpu: Gpu) -> ModuleType:
         gpu.reach("groupEnd")
         if not calls:
             return
-        assert (
-            len({(id(communicator), stream) for communicator, stream, _ in calls}) == 1
-        )
+        found = len({(id(communicator), stream) for communicator, stream, _ in calls})
+        assert found == 1
         launch(calls[0][0], calls[0][1], [operation for _, _, operation in calls])
 
     def total(rows: list[np.ndarray], kind: int, op: int) -> np.ndarray:
