@@ -43,15 +43,7 @@ LAUNCHES = 10
 
 
 def arguments() -> argparse.Namespace:
-    parser = runner.parser(__doc__, rounds=20, ranks=(1,))
-    add = parser.add_argument
-    add(
-        "--model",
-        default=RESNET,
-        choices=MODELS,
-        metavar="NAME",
-        help=", ".join(MODELS),
-    )
+    parser = runner.parser(__doc__, rounds=20, ranks=(1,), model=RESNET, models=MODELS)
     return parser.parse_args()
 
 

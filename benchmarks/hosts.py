@@ -49,17 +49,13 @@ COLUMNS = (Ratio("x link", LINK), Ratio("x bundled", BUNDLED), Ratio(f"x {RAW}",
 
 
 def arguments() -> argparse.Namespace:
-    parser = runner.parser(__doc__, rounds=9, ranks=(), json=RESULT / "hosts.json")
+    json = RESULT / "hosts.json"
+    parser = runner.parser(
+        __doc__, rounds=9, ranks=(), json=json, model=RESNET, models=MODELS
+    )
     add = parser.add_argument
     add("--many", action="store_true", help="2, 4 and 8 hosts of one rank")
     add("--rate", default="1gbit", help="what each host may send (1gbit)")
-    add(
-        "--model",
-        default=RESNET,
-        choices=MODELS,
-        metavar="NAME",
-        help=", ".join(MODELS),
-    )
     return parser.parse_args()
 
 

@@ -11,7 +11,7 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,6 +54,8 @@ def parser(
     rounds: int,
     ranks: Sequence[int] = (2,),  # none if the program has other words for them
     json: Path | None = None,
+    model: str = "",  # unless another one of these is asked for
+    models: Iterable[str] = (),
 ) -> argparse.ArgumentParser:
     """Return a parser with the options of every benchmark."""
     made = argparse.ArgumentParser(
@@ -70,6 +72,9 @@ def parser(
             metavar="N",
             help=help_ranks,
         )
+    if model:
+        names = ", ".join(models)
+        add("--model", default=model, choices=models, metavar="NAME", help=names)
     add("--rounds", type=positive, default=rounds, help="turns of a case (%(default)s)")
     add("--json", type=Path, default=json, metavar="FILE", help="what was measured")
     add("--timeout", type=float, default=900, help="seconds of each job (%(default)s)")

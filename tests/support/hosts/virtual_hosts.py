@@ -331,11 +331,7 @@ class Cluster:
             host,
             str(self.folder),
         )
-
-        def find_child():
-            return psutil.Process(outer).children()[0].pid
-
-        init = self._await(find_child)
+        init = self._await(lambda: psutil.Process(outer).children()[0].pid)
         self.inits[host] = init
         self._await((self.folder / f"{host}.ready").stat)
         port = f"port{number}"
