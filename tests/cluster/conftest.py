@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.support.hosts.virtual_hosts import Cluster, missing
@@ -12,7 +10,7 @@ HOSTS = ("alpha", "beta", "gamma")
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
+def cluster():
     lacking = missing()
     if lacking:
         pytest.skip(f"no hosts can be made here: {lacking}")

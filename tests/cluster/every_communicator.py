@@ -47,7 +47,7 @@ def sent_for_mean(comm) -> int:
     return sent_bytes() - before
 
 
-def check(comm, name: str, hosts: list[str]) -> None:
+def check(comm, name: str, hosts: list[str]):
     """Each rank's place, the means and what goes over the network for them, and the verbs."""
     names = list(dict.fromkeys(hosts))
     host = hosts[comm.rank]
@@ -75,7 +75,7 @@ def check(comm, name: str, hosts: list[str]) -> None:
         assert part.allgather_obj(comm.rank) == [*range(comm.rank % 2, comm.size, 2)]
 
 
-def main(hosts: list[str]) -> None:
+def main(hosts: list[str]):
     for name in (*NAMES, "dummy"):
         if name == "single_node":
             with pytest.raises(ValueError, match="hierarchical"):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.support.hosts.slurm import Slurm, lacking
 
 
 @pytest.fixture(scope="session")
-def slurm() -> Iterator[Slurm]:
+def slurm():
     if lacks := lacking():
         pytest.skip(f"no Slurm can be started here: {lacks}")
     with Slurm() as started:

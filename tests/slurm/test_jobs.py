@@ -7,10 +7,10 @@ import re
 import shlex
 from pathlib import Path
 
-import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
-from tests.support.hosts.slurm import STARTS, Slurm
+from tests.support.hosts.slurm import STARTS
 from tests.support.jobs import elastic, runner
 from tests.support.jobs.examples import MNIST, log_of, train
 from tests.support.jobs.processes import soon
@@ -18,26 +18,27 @@ from tests.support.jobs.processes import soon
 pytestmark = pytest.mark.full
 FOUR = ("--nodes=2", "--ntasks=4", "--overcommit")
 ELASTIC = Path(elastic.__file__)
-FOREVER, QUICK = 10**6, 300
+FOREVER = 10**6
+QUICK = 300
 WARNED_SECONDS = 600.0  # for two starts, on a busy machine
 EITHER = pytest.mark.parametrize("start", STARTS)
 
 
-def accuracy(text: str) -> float:
+def accuracy(text):
     return float(re.findall(r"validation accuracy (\S+);", text)[-1])
 
 
-def elastic_words(folder: Path, out: Path, stop: int) -> str:
+def elastic_words(folder, out, stop):
     words = (ELASTIC, elastic.digits(folder), out, stop, "at once", -1, 0)
     return shlex.join(map(str, words))
 
 
-def assert_nothing_left(slurm: Slurm) -> None:
+def assert_nothing_left(slurm):
     assert soon(lambda: not slurm.jobs_processes()), slurm.jobs_processes()
     assert soon(lambda: not slurm.segments()), slurm.segments()
 
 
-def alone(epochs: int, out: Path) -> float:
+def alone(epochs, out):
     """The accuracy of the example on one machine."""
     return accuracy(train(4, MNIST, "--epoch", epochs, "--out", out).out)
 
@@ -85,14 +86,16 @@ def test_a_warned_job_saves_is_requeued_and_ends_as_if_undisturbed(slurm, tmp_pa
     )
     job = slurm.submit(text, *FOUR, "--time=3", "--signal=USR1@90", "--requeue")
     assert job.wait(WARNED_SECONDS) == "COMPLETED", job.output()
-    assert re.findall(r"^STATUS (\d+)", job.output(), re.M) == ["75", "0"], job.output()
+    found = re.findall(r"^STATUS (\d+)", job.output(), re.M)
+    assert found == ["75", "0"], job.output()
     assert job.output().count("; saved iteration ") == 1
     assert [path.name for path in out.rglob("*") if ".tmp" in path.name] == []
     epochs = len(log_of(out))
     # It goes on from there: the table begins with what it was, times included.
     starts = job.output().split("STATUS 75\n")
     before, after = (re.findall(r"^\d+ {2,}.*$", each, re.M) for each in starts)
-    assert (after[:-5], len(after)) == (before, epochs)
+    assert after[:-5] == before
+    assert len(after) == epochs
     assert abs(accuracy(job.output()) - alone(epochs, tmp_path / "alone")) < 0.01
     assert_nothing_left(slurm)
 
@@ -109,7 +112,8 @@ def test_a_cancelled_job_leaves_nothing_and_no_half_checkpoint(slurm, tmp_path, 
     assert job.wait() == "CANCELLED"
     assert_nothing_left(slurm)
     saved = max(int(each) for each in re.findall(r"^SAVED (\d+)", job.output(), re.M))
-    assert [path.name for path in out.rglob("*") if ".tmp" in path.name] == []
+    found = [path.name for path in out.rglob("*") if ".tmp" in path.name]
+    assert found == []
     again = slurm.submit(
         f"{STARTS[start]} {elastic_words(tmp_path, out, saved + 20)}", *FOUR
     )
@@ -153,7 +157,7 @@ def test_a_job_whose_node_went_down_is_requeued_and_goes_on(slurm, tmp_path):
         json.loads(re.findall(r"^END (.*)$", each, re.M)[0])
         for each in (job.output(), once.out)
     ]
-    np.testing.assert_allclose(ends[0][0], ends[1][0], rtol=0, atol=1e-10)
+    assert_allclose(ends[0][0], ends[1][0], rtol=0, atol=1e-10)
     assert_nothing_left(slurm)
 
 

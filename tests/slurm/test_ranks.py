@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -26,7 +25,7 @@ print("RANK", comm.rank, "of", comm.size, "on node", comm.inter_rank, "of", comm
 
 
 @pytest.fixture(scope="module")
-def script(tmp_path_factory) -> Path:
+def script(tmp_path_factory):
     path = tmp_path_factory.mktemp("slurm") / "script.py"
     path.write_text(SCRIPT)
     return path
