@@ -31,9 +31,11 @@ def look() -> dict[str, int]:
     """What this process holds now."""
     gc.collect()
     pages = int(Path("/proc/self/statm").read_text().split()[1])  # resident
+    files = os.listdir("/proc/self/fd")
+    threads = os.listdir("/proc/self/task")
     return {
-        "files": len(os.listdir("/proc/self/fd")),
-        "threads": len(os.listdir("/proc/self/task")),
+        "files": len(files),
+        "threads": len(threads),
         "bytes": pages * resource.getpagesize(),
     }
 

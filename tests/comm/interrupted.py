@@ -175,7 +175,8 @@ def run(base: str, name: str, odd: int, path: Path, places: list[float]):
         if error is None:
             assert_equal(result, wanted)
         errors = world.allgather(type(error))
-        assert len(set(errors[:odd] + errors[odd + 1 :])) == 1, errors
+        others = errors[:odd] + errors[odd + 1 :]
+        assert len(set(others)) == 1, errors
         handshakes = world.allgather(CountedComm.handshakes)
         assert len(set(handshakes)) == 1, handshakes
         for key, found in expected.items():

@@ -42,7 +42,8 @@ def numbers(seed: int, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     for factor in (6364136223846793005, 1442695040888963407):
         state = (state ^ state >> np.uint64(29)) * np.uint64(factor)
     mantissa = (state >> np.uint64(40)).astype(np.float64) / 2**23 - 1
-    drawn = np.ldexp(mantissa, (state & np.uint64(15)).astype(int) - 10)
+    exponents = (state & np.uint64(15)).astype(int) - 10
+    drawn = np.ldexp(mantissa, exponents)
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
     if kind.kind in "iu":
         drawn = (drawn * 64).astype(np.int64)
@@ -94,9 +95,8 @@ def main():
         if FILE.exists():
             known = json.loads(FILE.read_text())
         FILE.parent.mkdir(exist_ok=True)
-        FILE.write_text(
-            json.dumps({**known, str(size): bits}, indent=0, sort_keys=True) + "\n"
-        )
+        text = json.dumps({**known, str(size): bits}, indent=0, sort_keys=True) + "\n"
+        FILE.write_text(text)
 
 
 if __name__ == "__main__":

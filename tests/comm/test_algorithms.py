@@ -108,4 +108,5 @@ def test_back_to_back_with_delays(world, name, nodes, calls, likelihood):
             }
             comm.allreduce_grad(model := with_grads(**grads))
             for i, param in enumerate(model.params.values()):
-                assert (param.grad == np.float32(call + i + (comm.size - 1) / 2)).all()
+                mean = np.float32(call + i + (comm.size - 1) / 2)
+                assert (param.grad == mean).all()

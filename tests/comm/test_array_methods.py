@@ -44,9 +44,11 @@ def test_tuples_and_lists_with_scalars_arrive_as_tuples(naive, container):
     all_same(naive.bcast(row(rank)), expected(0))
     for other, found in enumerate(naive.allgather(row(rank))):
         all_same(found, expected(other))
-    all_same(naive.scatter([row(other) for other in range(size)]), expected(rank))
+    rows = [row(other) for other in range(size)]
+    all_same(naive.scatter(rows), expected(rank))
     total = naive.allreduce((2.5, True, np.int8(-3)))
-    all_same(total, [np.float64(2.5 * size), np.True_, np.int8(-3 * size)])
+    expected_total = [np.float64(2.5 * size), np.True_, np.int8(-3 * size)]
+    all_same(total, expected_total)
     if rank == 0 < size - 1:
         naive.send(row(0), 1, 0)
     elif rank == 1:
@@ -107,7 +109,8 @@ def tuple_of_sizes(seed):
         random.integers(0, 256, size).astype(np.uint8)
         for size in random.permutation(SIZES)
     ]
-    return *flat, np.asfortranarray(random.standard_normal((3, 4))), np.float16(seed)
+    fortran = np.asfortranarray(random.standard_normal((3, 4)))
+    return *flat, fortran, np.float16(seed)
 
 
 @pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.full)])

@@ -115,7 +115,8 @@ def test_threads_are_limited_once_and_stay_so():
     found, said = threads_in_job(ranks)
     for rank in found:
         assert rank["before"], "NumPy has no BLAS that threadpoolctl knows"
-        assert rank["first"] == rank["after"] == [1] * len(rank["before"])
+        ones = [1] * len(rank["before"])
+        assert rank["first"] == rank["after"] == ones
         # A library loaded later is limited too.
         assert len(rank["late"]) > len(rank["after"])
         assert set(rank["late"]) == {1}

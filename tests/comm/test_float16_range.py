@@ -57,9 +57,11 @@ def check(comm, rows, wire):
     # those of which one is beyond 2^11 travel in float32.
     shared = min(abs(terms).max(), 2.0**11) * 2.0**-37
     smallest = max(float(finfo(own).smallest_subnormal), shared)
-    bound = smallest + 2 * max(float(finfo(wire).eps), float(finfo(own).eps)) * scale
+    eps = max(float(finfo(wire).eps), float(finfo(own).eps))
+    bound = smallest + 2 * eps * scale
     largest = float(np.finfo("f4").max)  # of sums
-    holds = (abs(exact) <= float(finfo(own).max)) & (abs(terms.sum(0)) <= largest)
+    fits = abs(exact) <= float(finfo(own).max)
+    holds = fits & (abs(terms.sum(0)) <= largest)
     assert np.all(abs(found - exact)[holds] <= bound[holds])
     # Where terms cancel, the order of a sum decides what is left of the small ones.
     alike = np.all(terms >= 0, axis=0) | np.all(terms <= 0, axis=0)
@@ -110,7 +112,8 @@ def test_means_at_the_end_of_the_range_are_finite(world, name, nodes, own, wire)
             [largest, 0.0, *rest],
             [largest] * world.size,
         ):
-            check(comm, [np.full(9, term).astype(own) for term in terms], wire)
+            arrays = [np.full(9, term).astype(own) for term in terms]
+            check(comm, arrays, wire)
         model = with_grads(w=np.array([np.nan, np.inf, 1], own))
         comm.allreduce_grad(model)
         mean = model["w"].grad.astype("f8")

@@ -40,7 +40,8 @@ def mean_in_rank_order(rows, wire=None):
     total = rows[0].astype(wire).astype(wide)
     for row in rows[1:]:
         total = total + row.astype(wire).astype(wide)
-    return np.asarray(total / wide.type(len(rows))).astype(wire).astype(rows[0].dtype)
+    mean = np.asarray(total / wide.type(len(rows)))
+    return mean.astype(wire).astype(rows[0].dtype)
 
 
 def assert_equal_on_all_ranks(comm, model):
@@ -202,7 +203,8 @@ def test_what_the_user_set_for_float_errors_changes_nothing(comm):
     if comm.rank == 0:
         tiny = np.finfo("f4").tiny
     model = with_grads(w=np.full(300_000, tiny, "f4"))
-    narrow = with_grads(w=np.full(9, 10.0 ** (30 - 60 * comm.rank), "f4"))
+    own = np.full(9, 10.0 ** (30 - 60 * comm.rank), "f4")
+    narrow = with_grads(w=own)
     with np.errstate(all="raise"):
         comm.allreduce_grad(model)
         mean = comm.multi_node_mean(np.full(300_000, tiny, "f4"))

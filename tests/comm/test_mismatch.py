@@ -47,8 +47,9 @@ def test_ranks_that_call_different_methods_are_told(naive, method):
 )
 def test_roots_that_differ_raise_on_all(naive, method):
     told = r"disagree on root: 0 on rank.*; 1 on rank 1"
+    root = int(naive.rank == 1)
     with pytest.raises(RankMismatchError, match=told):
-        getattr(naive, method)(GIVEN[method][0], root=int(naive.rank == 1))
+        getattr(naive, method)(GIVEN[method][0], root=root)
     still_works(naive)
 
 

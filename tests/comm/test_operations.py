@@ -59,14 +59,16 @@ def test_what_travels_in_rounds_is_the_same(world, op, dtype):
         rows = [with_nans(rank, 300_000, dtype) for rank in range(comm.size)]
         mine = rows[comm.rank]
         same(comm.allreduce(mine, op), reduce(OPERATIONS[op], rows))
-        same(comm.reduce_scatter(rows, op), reduce(OPERATIONS[op], [mine] * comm.size))
+        expected = reduce(OPERATIONS[op], [mine] * comm.size)
+        same(comm.reduce_scatter(rows, op), expected)
 
 
 @ours_and_inherited
 def test_what_ranks_get_may_differ_in_shape_and_dtype(comm, kind):
     def given(rank, to):
         large = drawn(rank, 700_000, "f8").reshape(700, 1000)
-        return (large, np.array(drawn(rank, 1, "i2")[0]), large[:, :0])[to % 3]
+        small = np.array(drawn(rank, 1, "i2")[0])
+        return (large, small, large[:, :0])[to % 3]
 
     ranks = range(comm.size)
     mine = tuple(given(comm.rank, to) for to in ranks)
@@ -103,7 +105,8 @@ def test_within_a_machine_sums_take_no_messages(world, reproducible):
     with create_communicator("hierarchical", reproducible=reproducible) as comm:
         comm.allreduce(np.ones(30_000))  # its first use
         with no_sums_by_messages():
-            same(comm.allreduce(np.ones(30_000)), np.full(30_000, 1.0 * comm.size))
+            total = comm.allreduce(np.ones(30_000))
+            same(total, np.full(30_000, 1.0 * comm.size))
 
 
 @pytest.mark.sizes(2, 3, 4)
@@ -125,7 +128,8 @@ def test_sums_and_means_between_the_steps_of_a_mean_mix_with_nothing(world, elem
         with raises_on_all(comm.rank == 1, TypeError):
             comm.allreduce(mine)
         finish(second)
-        same(comm.allreduce(np.full(5, 1.0)), np.full(5, 1.0 * comm.size))
+        total = comm.allreduce(np.full(5, 1.0))
+        same(total, np.full(5, 1.0 * comm.size))
         finish(first)
         mean = (comm.size - 1) / 2
         same(model["w"].grad, np.full(elements, mean, "f4"))

@@ -28,7 +28,8 @@ def held(grad, *shardings):
 
 
 def norm_of(*whole):
-    return float(np.linalg.norm(np.concatenate([each.ravel() for each in whole])))
+    flat = np.concatenate([each.ravel() for each in whole])
+    return float(np.linalg.norm(flat))
 
 
 # In which group a rank holds a whole model together with others.
@@ -43,7 +44,8 @@ GROUPS = {
 def test_shards_and_replicas_count_once(world, groups):
     """On any communicator."""
     comm = PlainCommunicator(world)
-    group = comm.split(GROUPS[groups](comm.rank, comm.size), -comm.rank)
+    color = GROUPS[groups](comm.rank, comm.size)
+    group = comm.split(color, -comm.rank)
     weight = gradient(1, 6, 8)
     bias = gradient(2, 8)
     plain = gradient(3, 5)

@@ -110,7 +110,8 @@ def test_parts_of_a_communicator_have_names_and_members(world, folder):
         part.allreduce(1.0)
     whole, mine = named(folder, world.rank, "chainermn communicator")
     assert whole["ranks"] == list(range(world.size))
-    assert mine["ranks"] == list(range(color, world.size, 2))[::-1]
+    members = list(range(color, world.size, 2))[::-1]
+    assert mine["ranks"] == members
     assert mine["ranks"][mine["rank"]] == world.rank
     split, allreduce, *_ = calls(folder, world.rank)
     assert split["args"]["communicator"] == whole["communicator"]
@@ -210,5 +211,6 @@ def test_clocks_are_compared_at_the_start_now_and_then_and_at_the_end(world, fol
     (own,) = named(folder, world.rank, "chainermn")
     for one in found:
         # All processes of a machine share the clock.
-        assert abs(one["ahead"] - own["zero"]) <= one["round_trip"] / 2 + 1
+        distance = abs(one["ahead"] - own["zero"])
+        assert distance <= one["round_trip"] / 2 + 1
         assert (one["round_trip"] == 0) == (world.rank == 0)

@@ -101,9 +101,8 @@ def blocks(page: str) -> list[Block]:
             note = {}
             # What is indented below an entry of a list is its own; so is an API page's
             # option.
-            in_list = bool(re.match(r"\s*([-*]|\d+\.|:::) ", lines[i])) or (
-                in_list and lines[i].startswith(" ")
-            )
+            goes_on = in_list and lines[i].startswith(" ")
+            in_list = goes_on or bool(re.match(r"\s*([-*]|\d+\.|:::) ", lines[i]))
         if language or fence:
             text = "\n".join(code).strip("\n") + "\n"
             found.append(Block(page, start + 1, language, title, text, note))

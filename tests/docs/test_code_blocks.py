@@ -102,9 +102,8 @@ def change(folder, block):
         lines = hunk.splitlines(keepends=True)
         old = "".join(line[1:] or "\n" for line in lines if line[0] != "+")
         new = "".join(line[1:] or "\n" for line in lines if line[0] != "-")
-        assert text.count(old) == 1, (
-            f"{block}: {file.name} has {text.count(old)} times\n{old}"
-        )
+        times = text.count(old)
+        assert times == 1, f"{block}: {file.name} has {times} times\n{old}"
         text = text.replace(old, new)
     file.write_text(text)
 
@@ -259,6 +258,5 @@ def test_options_of_the_command_exist():
         for before, word in pairwise(words):
             if word.endswith(".py") or word == "--" or before == "-m":
                 break  # what follows is the script's
-            assert not word.startswith("-") or word.split("=")[0] in known, (
-                f"{block}: {word}"
-            )
+            option = word.split("=")[0]
+            assert not word.startswith("-") or option in known, f"{block}: {word}"

@@ -175,7 +175,8 @@ def test_an_example_learns_and_leaves_what_it_says(name, world, folder):
         assert out.count(words) == times, words
     left = {file.name for file in result.iterdir()} - {"log", "curves.png"}
     if row.script == CONV:
-        assert left == {f"model_rank{r}of{world.size}.npz" for r in range(world.size)}
+        parts = {f"model_rank{r}of{world.size}.npz" for r in range(world.size)}
+        assert left == parts
     else:
         assert left == row.files.keys()
     for file, (array, shape) in row.files.items():
@@ -235,7 +236,8 @@ def test_split_channels_give_what_one_process_gives(ranks, channels, tmp_path):
         assert other.pop("elapsed_time")
         assert other == pytest.approx(one, rel=1e-4)
     parts = [shapes(split / f"model_rank{r}of{ranks}.npz") for r in range(ranks)]
-    assert [part["conv1/W"] for part in parts] == [(part, 1, 3, 3) for part in channels]
+    expected = [(part, 1, 3, 3) for part in channels]
+    assert [part["conv1/W"] for part in parts] == expected
 
 
 @pytest.mark.ci

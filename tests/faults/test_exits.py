@@ -58,10 +58,11 @@ class Row:
 def end(name, others):
     """A rank that ends so while the others do that; see `failing.BODY`."""
     failure = ENDS[name]
+    counts = {"Traceback": "Traceback" in failure.words}
     return Row(
         status=failure.status,
         words=failure.words,
-        counts={"Traceback": "Traceback" in failure.words},
+        counts=counts,
         script={"end": failure.statement, "others": others},
     )
 

@@ -88,7 +88,8 @@ def test_what_ranks_get_of_a_sum_may_differ_in_shape(comm, double):
     ranks = range(comm.size)
     found = comm.reduce_scatter([gpus.put(given(me, to)) for to in ranks])
     assert double.copied_to_host == 0
-    same(gpus.to_host(found), sum(given(rank, me) for rank in ranks))
+    expected = sum(given(rank, me) for rank in ranks)
+    same(gpus.to_host(found), expected)
 
 
 def full(comm, size, number):
@@ -171,8 +172,9 @@ def by_pickles():
     """The backend that CONTRIBUTING.md shows, and its communicator's name meanwhile."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
     names = {}
+    block = re.search(r"^### A backend\n.*?```python\n(.*?)```", text, re.S | re.M)[1]
     exec(
-        re.search(r"^### A backend\n.*?```python\n(.*?)```", text, re.S | re.M)[1],
+        block,
         names,
     )
     yield names["ByPickles"]

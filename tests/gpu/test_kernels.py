@@ -92,9 +92,8 @@ def memory(address, nbytes):
 def interesting(rng, size, dtype):
     """Numbers of all magnitudes: too large or too small for the narrow ones, and no numbers."""
     with np.errstate(over="ignore"):
-        values = (rng.standard_normal(size) * 10.0 ** rng.integers(-9, 9, size)).astype(
-            dtype
-        )
+        scale = 10.0 ** rng.integers(-9, 9, size)
+        values = (rng.standard_normal(size) * scale).astype(dtype)
     for special in (np.inf, np.nan, -0.0):
         values[rng.random(size) < 0.02] = special
     return values

@@ -168,7 +168,8 @@ def test_in_16_bits_a_mean_is_within_its_bound(world, one_each, wire, exponent):
     terms = np.array(rows).astype("f8")
     unit, smallest = SIXTEEN_BITS[wire]
     each = unit * abs(terms).mean(0) + smallest / 2
-    assert np.all(abs(mean - terms.mean(0)) <= 1.01 * world.size * each)
+    bound = 1.01 * world.size * each
+    assert np.all(abs(mean - terms.mean(0)) <= bound)
 
 
 @pytest.mark.sizes(2, 3, 4)

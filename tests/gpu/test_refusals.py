@@ -188,7 +188,8 @@ def test_a_single_rank_needs_no_nccl(world, double, monkeypatch, name):
 
     with create_communicator(name) as comm:
         monkeypatch.setattr(nccl, "available", False)
-        means = gpus.means_of(comm, [np.arange(5, dtype="f4"), np.ones(3, "f8")])
+        arrays = [np.arange(5, dtype="f4"), np.ones(3, "f8")]
+        means = gpus.means_of(comm, arrays)
         found = set(gpus.to_host(comm.allreduce(put(np.ones(2)))))
         assert found == {1.0}
     assert_array_equal(means[0], np.arange(5))

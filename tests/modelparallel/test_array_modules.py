@@ -27,8 +27,9 @@ def device(*shape):
 
 
 def test_arrays_of_cpu_and_gpu_are_not_sent_together(comm):
+    data = (device(2), Variable(np.ones(2, "f")))
     with pytest.raises(TypeError, match="incompatible array types are mixed"):
-        send((device(2), Variable(np.ones(2, "f"))), comm, 1 - comm.rank)
+        send(data, comm, 1 - comm.rank)
 
 
 @pytest.mark.parametrize("kind", [np.ndarray, Device])

@@ -80,7 +80,8 @@ class Both:
 
     def close(self, actual, desired):
         """Equal but for rounding, of the largest values too: sums contain them."""
-        tolerance = TOLERANCE[self.dtype] * max(1, np.abs(desired).max(initial=0))
+        largest = np.abs(desired).max(initial=0)
+        tolerance = TOLERANCE[self.dtype] * max(1, largest)
         assert_allclose(actual, desired, rtol=TOLERANCE[self.dtype], atol=tolerance)
 
 
@@ -98,7 +99,8 @@ def test_parts_give_what_the_whole_batch_gives(comm, random, shards, form, dtype
         F.sum(y * y * w).backward()
         mine = Variable(both.part)
         z = both.link(mine)
-        F.sum(F.cast(z * z * both.weights[both.mine], both.wide)).backward()
+        weighted = z * z * both.weights[both.mine]
+        F.sum(F.cast(weighted, both.wide)).backward()
         assert z.dtype == dtype
         assert mine.grad.dtype == dtype
         both.close(z.array, y.array[both.mine])
@@ -109,7 +111,8 @@ def test_parts_give_what_the_whole_batch_gives(comm, random, shards, form, dtype
         both.close(both.link.avg_var, both.alone.avg_var)
     with using_config("train", False):
         y = both.alone(both.data.astype(both.wide))
-        both.close(both.link(both.part).array, y.array[both.mine])
+        found = both.link(both.part).array
+        both.close(found, y.array[both.mine])
 
 
 @pytest.mark.filterwarnings("ignore:A batch with no more than one sample")
@@ -160,7 +163,8 @@ def test_digits_are_kept(comm, random, dtype, mean, scale, tolerance):
     F.sum(y * y).backward()
     assert y.dtype == x.grad.dtype == link.gamma.grad.dtype == dtype
     wide = data.astype(dtype).astype(np.float64)
-    expected = (wide - wide.mean((0, 1))) / wide.std((0, 1))
+    deviation = wide.std((0, 1))
+    expected = (wide - wide.mean((0, 1))) / deviation
     assert_allclose(y.array, expected[comm.rank], atol=tolerance)
     if dtype == np.float32:
         unbiased = wide.reshape(-1, 2).var(0, ddof=1)
@@ -199,7 +203,8 @@ def test_running_statistics_are_chainers_and_the_same_bits_on_all_ranks(comm, ra
     for factor, finetune in enumerate((True, True, False), start=1):
         both.alone(factor * both.data, finetune=finetune)
         link = partial(both.link, finetune=finetune)
-        F.sum(F.forget(link, Variable(factor * both.part))).backward()
+        y = F.forget(link, Variable(factor * both.part))
+        F.sum(y).backward()
     assert both.link.N == 2
     statistics = [both.link.avg_mean, both.link.avg_var]
     both.close(statistics, [both.alone.avg_mean, both.alone.avg_var])

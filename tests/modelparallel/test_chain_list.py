@@ -154,7 +154,8 @@ def test_variables_within_the_output_lead_back_to_other_ranks(comm, ranks):
         pair = namedtuple("pair", "mine others")
 
         def both(x):
-            return {"loss": pair([F.sum(w)], F.sum(x)), "n": [None, np.ones(1)]}
+            losses = pair([F.sum(w)], F.sum(x))
+            return {"loss": losses, "n": [None, np.ones(1)]}
 
         give = Sequential(both)
         model.add_link(give, rank_in=ranks([0]))

@@ -129,7 +129,8 @@ def alone_allreduce(xs):
 
 
 def alone_allreduce_mean(xs):
-    return [[sum(firsts(xs)) * (1 / len(xs))]] * len(xs)
+    total = sum(firsts(xs)) * (1 / len(xs))
+    return [[total]] * len(xs)
 
 
 def alone_reduce_scatter(xs):
@@ -276,7 +277,8 @@ def test_integers_travel_and_have_no_gradient(comm):
     """Floats to rank 0, integers to the others."""
     x = Variable(np.ones((2, 3), "f"))
     label = Variable(np.array([1, 0], np.int32))
-    first, *_ = ys = alltoall(comm, [x, *[label] * (comm.size - 1)])
+    given = [x, *[label] * (comm.size - 1)]
+    first, *_ = ys = alltoall(comm, given)
     dtype = np.float32
     if comm.rank:
         dtype = np.int32

@@ -73,6 +73,7 @@ def test_a_wrapper_of_a_communicator_is_one(comm):
     elif comm.rank == 1:
         F.sum(recv(wrapper, 0) ** 2).backward()
     link = create_mnbn_model(MultiNodeBatchNormalization(3, wrapper), wrapper)
-    F.sum(allreduce(wrapper, link(F.stack([x, x])))).backward()
+    y = link(F.stack([x, x]))
+    F.sum(allreduce(wrapper, y)).backward()
     assert x.grad is not None
     MultiNodeChainList(wrapper).add_link(link, rank_out=0)

@@ -183,7 +183,8 @@ class Model(Chain):
             self.last = L.Linear(5, 2)
 
     def forward(self, x):
-        h = F.tanh(self.output(F.tanh(self.hidden(self.first(x)))))
+        h = F.tanh(self.hidden(self.first(x)))
+        h = F.tanh(self.output(h))
         return F.sum(self.last(h) ** 2)
 
 

@@ -180,7 +180,8 @@ def test_the_second_derivative_ends_where_the_function_is_linear(comm):
         equal(x.grad, np.zeros(3))
     elif comm.rank == 1:
         y = recv(comm, 0, delegate_variable=hold)
-        (again,) = chainer.grad([F.sum(w * y)], [hold], enable_double_backprop=True)
+        loss = F.sum(w * y)
+        (again,) = chainer.grad([loss], [hold], enable_double_backprop=True)
         again.backward()
         equal(w.grad, 2 * w.array)
     nothing_is_left(comm)

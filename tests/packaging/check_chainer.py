@@ -152,7 +152,8 @@ def check_mean_of_float16():
 
 def pads(pad):
     for dtype, last in ((np.uint8, 255), (np.int32, -1), (np.float32, -1)):
-        rows = pad([np.arange(2, dtype=dtype), np.arange(3, dtype=dtype)], padding=-1)
+        given = [np.arange(2, dtype=dtype), np.arange(3, dtype=dtype)]
+        rows = pad(given, padding=-1)
         assert rows.dtype == dtype
         assert rows.tolist() == [[0, 1, last], [0, 1, 2]]
 
@@ -191,7 +192,8 @@ def check_debug_print():
 def check_fix_without_deprecation():
     from chainer import functions as F
 
-    found = F.fix(np.array([-1.5, 1.5, 2], np.float16)).array.tolist()
+    numbers = np.array([-1.5, 1.5, 2], np.float16)
+    found = F.fix(numbers).array.tolist()
     assert found == [-1, 1, 2]
 
 

@@ -36,7 +36,8 @@ def run(*command, env=None, ok=True, **how):
     )
     how |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "timeout": SECONDS}
     variables = {**inherited, **settings, **(env or {})}
-    done = subprocess.run([*map(str, command)], env=variables, text=True, **how)
+    words = [*map(str, command)]
+    done = subprocess.run(words, env=variables, text=True, **how)
     assert (done.returncode == 0) is ok, (
         f"{command} returned {done.returncode}:\n{done.stdout}"
     )

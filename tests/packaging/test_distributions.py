@@ -30,9 +30,8 @@ TRIED = {"chainermn-tools": {"chainer"}}
 
 
 def metadata(wheel):
-    path = zipfile.Path(
-        wheel, f"{'-'.join(wheel.name.split('-')[:2])}.dist-info/METADATA"
-    )
+    folder = "-".join(wheel.name.split("-")[:2])
+    path = zipfile.Path(wheel, f"{folder}.dist-info/METADATA")
     return Parser().parsestr(path.read_text())
 
 
@@ -110,7 +109,8 @@ def test_wheels_and_sdists_hold_licence_readme_and_types_and_no_files_under_chai
         written = [
             file for file in source.glob("chainermn_*/**/*.*") if file.suffix != ".pyc"
         ]
-        assert {str(file.relative_to(source)) for file in written} <= set(files(wheel))
+        names = {str(file.relative_to(source)) for file in written}
+        assert names <= set(files(wheel))
         (sdist,) = wheel.parent.glob(f"{name.replace('-', '_')}-*.tar.gz")
         with tarfile.open(sdist) as archive:
             names = {member.name.partition("/")[2] for member in archive}

@@ -49,9 +49,8 @@ def test_an_example_runs_in_a_fresh_environment_as_its_readme_says(
             jobs += 1
         assert command[0] == "python"
         script, *arguments = command[1:]
-        out = env.run(
-            script, *arguments, *SMALL.get(script, ("--epoch", "1")), ranks=ranks
-        )
+        small = SMALL.get(script, ("--epoch", "1"))
+        out = env.run(script, *arguments, *small, ranks=ranks)
         assert "Warning" not in out
     assert jobs
     assert (env.folder / "work" / "result" / "log").is_file()

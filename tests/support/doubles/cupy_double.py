@@ -284,9 +284,8 @@ def make_cupy(gpu: Gpu) -> tuple[ModuleType, ModuleType, ModuleType]:
                 gpu.calls.append(name)
                 if name.startswith("pack"):
                     letter = name.removeprefix("pack_")
-                    gpu.packed.append(
-                        int(size) * np.dtype(WIRE_DTYPES[letter]).itemsize
-                    )
+                    itemsize = np.dtype(WIRE_DTYPES[letter]).itemsize
+                    gpu.packed.append(int(size) * itemsize)
                 rows = table.data.ptr
                 wire = buffer.data.ptr
 

@@ -326,7 +326,8 @@ def to_bfloat16(values: np.ndarray) -> np.ndarray:
     lower = values.view(np.uint32) >> np.uint32(16)  # rounded towards zero
     rest = values.view(np.uint32) & np.uint32(0xFFFF)
     up = (rest > 0x8000) | ((rest == 0x8000) & (lower % 2 == 1))
-    bits = np.where(np.isnan(values), lower | np.uint32(0x40), lower + up)
+    quiet = lower | np.uint32(0x40)
+    bits = np.where(np.isnan(values), quiet, lower + up)
     return bits.astype(np.uint16)
 
 
@@ -341,17 +342,15 @@ def run_kernel(
 ):
     """Run the kernel of that name on memory that ``bytes_at`` gives for (address, bytes)."""
     operation, _, letter = name.partition("_")
-    wire = bytes_at(buffer, size * np.dtype(WIRE_DTYPES[letter]).itemsize).view(
-        WIRE_DTYPES[letter]
-    )
+    width = np.dtype(WIRE_DTYPES[letter]).itemsize
+    wire = bytes_at(buffer, size * width).view(WIRE_DTYPES[letter])
     rows = bytes_at(table, (count + 1) * 24).view(np.int64).reshape(-1, 3)
     assert rows[0, 0] == 0
     assert rows[count, 0] == size
     for (begin, address, itemsize), end in zip(rows[:count], rows[1:, 0], strict=True):
         if end > begin:
-            grad = bytes_at(int(address), int((end - begin) * itemsize)).view(
-                f"f{itemsize}"
-            )
+            nbytes = int((end - begin) * itemsize)
+            grad = bytes_at(int(address), nbytes).view(f"f{itemsize}")
             if operation == "pack":
                 wire[begin:end] = cast(grad, wire.dtype, divisor)
             else:
