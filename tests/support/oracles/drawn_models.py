@@ -195,7 +195,7 @@ def check_model(comm, run: Callable[[], list], entries, wire, zero_fill):
     mine = digest(grads)
     wrong = _wrong(comm.size, entries, grads, wire, zero_fill)
     views = comm.allgather_obj((mine, digest(run()), wrong))
-    found = {found for view in views for found in view[:2]}
+    found = {one for view in views for one in view[:2]}
     assert found == {mine}, "bits differ"
     for view in views:
         assert not view[2], views
