@@ -12,7 +12,9 @@ from tests.support.tools.jobs import explained, rules_of
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 # By the heading above each.
 BLOCKS = dict(
-    re.findall(r"^### (.*?)\n.*?```(?:python|toml)\n(.*?)```", TEXT, re.S | re.M)
+    re.findall(
+        r"^### ([^\n]*)\n(?:(?!^###).)*?```(?:python|toml)\n(.*?)```", TEXT, re.S | re.M
+    )
 )
 RUN = """
 import numpy as np
