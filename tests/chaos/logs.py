@@ -59,8 +59,9 @@ def log_of_job(kind: str, folder: Path) -> str:
     ranks, text = JOBS[kind]
     (folder / "train.py").write_text(BEGIN + text)
     launch = [sys.executable, "-m", "chainermn_tools", "launch", f"-n{ranks}"]
+    environment = runner.variables()
     job = runner.run_command(
-        [*launch, "train.py"], runner.variables(), runner.SECONDS, cwd=folder
+        [*launch, "train.py"], environment, runner.SECONDS, cwd=folder
     )
     return job.out + job.err
 

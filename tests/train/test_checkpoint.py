@@ -36,8 +36,9 @@ def test_interrupted_twice_it_ends_with_the_bits_of_an_uninterrupted_run(
     whole, expected, _ = make_trainer(comm, folder / "whole", every=0)
     whole.run()
     for begin, end in ((None, 5), (4, 7), (6, 8)):
+        seed = comm.rank + (begin or 0)
         trainer, model, checkpointer = make_trainer(
-            comm, folder / "run", seed=comm.rank + (begin or 0), background=background
+            comm, folder / "run", seed=seed, background=background
         )
         assert checkpointer.maybe_load(trainer) == begin
         if end < 8:

@@ -85,7 +85,8 @@ def assert_told(comm, folder, save, text):
     with pytest.raises(error) as caught:
         save(2)
     told = str(caught.value)
-    place = re.escape(os.path.realpath(comm.bcast_obj(str(folder), root=rank)))
+    there = comm.bcast_obj(str(folder), root=rank)
+    place = re.escape(os.path.realpath(there))
     remedy = (
         f"make room in {place}, let this user write there, or save in another folder"
     )

@@ -47,7 +47,8 @@ class Net(Chain):
             self.half = Parameter(np.ones(3, np.float16))
 
     def __call__(self, x):
-        factor = self.scale + F.cast(F.sum(self.half), np.float32)
+        half = F.sum(self.half)
+        factor = self.scale + F.cast(half, np.float32)
         return F.mean(self.last(F.tanh(self.first(x))) ** 2) * factor
 
 

@@ -344,7 +344,8 @@ def run_kernel(
     operation, _, letter = name.partition("_")
     width = np.dtype(WIRE_DTYPES[letter]).itemsize
     wire = bytes_at(buffer, size * width).view(WIRE_DTYPES[letter])
-    rows = bytes_at(table, (count + 1) * 24).view(np.int64).reshape(-1, 3)
+    whole = bytes_at(table, (count + 1) * 24)
+    rows = whole.view(np.int64).reshape(-1, 3)
     assert rows[0, 0] == 0
     assert rows[count, 0] == size
     for (begin, address, itemsize), end in zip(rows[:count], rows[1:, 0], strict=True):

@@ -126,7 +126,8 @@ def mean_of(comm: CommunicatorBase, array: np.ndarray) -> np.ndarray:
 def assert_mean(comm: CommunicatorBase, size: int = 1000):
     """Assert that gradients of 0, 1, ... by rank have the right mean (collective)."""
     mean = mean_of(comm, np.full(size, comm.rank, "f4"))
-    assert_allclose(mean, np.full(size, (comm.size - 1) / 2, "f4"), rtol=1e-6)
+    expected = np.full(size, (comm.size - 1) / 2, "f4")
+    assert_allclose(mean, expected, rtol=1e-6)
 
 
 def settle(world, comm: CommunicatorBase):
@@ -226,4 +227,5 @@ def memory_in_use() -> tuple[int, int]:
 
 def chunks_of(sizes: Sequence[int], wire: str, chunk_bytes: int) -> list[Chunk]:
     """How gradients of so many elements are cut, all of the same wire dtype."""
-    return plan_chunks(tuple(sizes), (np.dtype(wire),) * len(sizes), chunk_bytes)
+    dtypes = (np.dtype(wire),) * len(sizes)
+    return plan_chunks(tuple(sizes), dtypes, chunk_bytes)

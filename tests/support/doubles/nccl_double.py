@@ -389,7 +389,8 @@ def make_nccl(gpu: Gpu) -> ModuleType:
     def get_unique_id() -> bytes:
         gpu.reach("getUniqueId")
         number = next(NUMBERS) % 100_000
-        return np.array([world.rank, number], np.int64).tobytes().ljust(ID_BYTES, b"\0")
+        numbers = np.array([world.rank, number], np.int64)
+        return numbers.tobytes().ljust(ID_BYTES, b"\0")
 
     nccl = ModuleType("cupy.cuda.nccl")
     nccl.available = True

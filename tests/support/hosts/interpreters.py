@@ -116,7 +116,8 @@ def run_in_debian(*command: str) -> int:
             target.touch()
         else:
             target.mkdir(parents=True, exist_ok=True)
-        lines.append(f"mount --rbind {shlex.quote(place)} {shlex.quote(str(target))}")
+        source = shlex.quote(place)
+        lines.append(f"mount --rbind {source} {shlex.quote(str(target))}")
     # Not `chroot` alone, which `nsenter` leaves: tests of several hosts enter their
     # hosts' mounts.
     inside = f"umount -l /mnt && cd {shlex.quote(str(ROOT))} && {shlex.join(command)}"

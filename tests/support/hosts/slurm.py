@@ -235,8 +235,9 @@ class Slurm:
     ) -> Job:
         """Run a program on the first node, outside of any job, such as srun; see `run_command`."""
         words = [*self.cluster.on(NODES[0]), "env", "-C", str(cwd or self.folder)]
+        whole = [*words, *map(str, command)]
         return run_command(
-            [*words, *map(str, command)],
+            whole,
             self.variables(environment),
             seconds,
             self.jobs_processes,

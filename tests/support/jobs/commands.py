@@ -51,8 +51,9 @@ def start(*arguments, **how) -> subprocess.Popen[str]:
     """Start `chainermn` as a terminal does: Ctrl-C is heard, which background jobs may not."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
+        command = [*MODULE, *map(str, arguments)]
         return subprocess.Popen(
-            [*MODULE, *map(str, arguments)],
+            command,
             text=True,
             **{"stdin": subprocess.DEVNULL, "env": environment(), **how},
         )
@@ -62,9 +63,8 @@ def start(*arguments, **how) -> subprocess.Popen[str]:
 
 def invoke(*arguments, stdin: str | bytes = "", **variables: str | None) -> Result:
     """Call `chainermn` in this process, for what it says of its arguments."""
-    return CliRunner().invoke(
-        commands, [*map(str, arguments)], input=stdin, env=variables
-    )
+    words = [*map(str, arguments)]
+    return CliRunner().invoke(commands, words, input=stdin, env=variables)
 
 
 def write(path: Path, text: str):

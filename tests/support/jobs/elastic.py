@@ -45,7 +45,8 @@ def digits(folder: Path) -> Path:
         from sklearn.datasets import load_digits  # which takes a second
 
         x, labels = load_digits(return_X_y=True)
-        np.savez(path, x[:1740] / 16, labels[:1740].astype("i4"))
+        pixels = x[:1740] / 16
+        np.savez(path, pixels, labels[:1740].astype("i4"))
     return path
 
 
@@ -60,9 +61,8 @@ def main():
     data = TupleDataset(x, labels)
     with using_config("dtype", np.dtype("f8")):
         np.random.seed(0)
-        model = L.Classifier(
-            Sequential(L.Linear(64, 20), chainer.functions.tanh, L.Linear(20, 10))
-        )
+        layers = Sequential(L.Linear(64, 20), chainer.functions.tanh, L.Linear(20, 10))
+        model = L.Classifier(layers)
     optimizer = create_multi_node_optimizer(SGD(0.5), comm).setup(model)
     sampler = DistributedOrderSampler(comm, 1)
     batch = GLOBAL_BATCH // comm.size
@@ -90,7 +90,8 @@ def main():
     if comm.rank == 0:
         say(f"BEGIN {begin or 0}")
     if comm.rank == int(victim):
-        kill = threading.Timer(float(seconds), os.kill, [os.getpid(), signal.SIGKILL])
+        arguments = [os.getpid(), signal.SIGKILL]
+        kill = threading.Timer(float(seconds), os.kill, arguments)
         kill.daemon = True
         kill.start()
     trainer.run()

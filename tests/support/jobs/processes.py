@@ -24,7 +24,8 @@ def soon(
 def is_running(pid: int) -> bool:
     """Whether there is such a process, and not just its exit status."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        text = Path(f"/proc/{pid}/stat").read_text()
+        state = text.rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state != "Z"

@@ -112,7 +112,8 @@ def variables(environment: dict[str, str] | None = None) -> dict[str, str]:
         "PYTHONUNBUFFERED": "",
         "PYTHONPATH": os.pathsep.join(paths),
     }
-    ours["PATH"] = os.pathsep.join([str(MPIEXEC.parent), os.environ["PATH"]])
+    path = [str(MPIEXEC.parent), os.environ["PATH"]]
+    ours["PATH"] = os.pathsep.join(path)
     return found | ours | (environment or {})
 
 
@@ -169,9 +170,8 @@ def run_command(
 
 def _text(file: IO[bytes]) -> str:
     """All of it; the processes that write to it share its position, which stays as it is."""
-    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode(
-        errors="replace"
-    )
+    size = os.fstat(file.fileno()).st_size
+    return os.pread(file.fileno(), size, 0).decode(errors="replace")
 
 
 def end(process: subprocess.Popen[bytes], elsewhere: list[psutil.Process]) -> None:

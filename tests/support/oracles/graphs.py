@@ -116,11 +116,13 @@ def graphs(draw, size: int) -> list[Part]:
         taken = draw(st.permutations(senders))[:count]
         for sender in taken:
             waiting[rank][sender] -= 1
-        others = draw(st.lists(st.integers(0, size - 1), min_size=1, max_size=2))
+        ranks = st.integers(0, size - 1)
+        others = draw(st.lists(ranks, min_size=1, max_size=2))
         for dest in others:
             waiting[dest][rank] = waiting[dest].get(rank, 0) + 1
         uses = draw(st.booleans())
-        graph.append(Part(rank, taken or None, others, draw(st.integers(1, 2)), uses))
+        weights = draw(st.integers(1, 2))
+        graph.append(Part(rank, taken or None, others, weights, uses))
     for rank in range(size):  # what is left over makes the rank's output
         senders = [r for r, count in waiting[rank].items() for _ in range(count)]
         if senders:

@@ -55,7 +55,8 @@ def gather(comm, of: Callable, put: Callable) -> Outcome:
     ranks = range(comm.size)
     results = []
     for root in ranks:
-        found = comm.gather((put(comm.rank), put(comm.rank + 1)), root=root)
+        mine = (put(comm.rank), put(comm.rank + 1))
+        found = comm.gather(mine, root=root)
         assert (found is None) == (comm.rank != root)
         results.extend(found or ())
     return results, [(rank, (of(rank), of(rank + 1))) for rank in ranks]
@@ -94,7 +95,8 @@ def bcast_data(comm, of: Callable, put: Callable) -> Outcome:
 def allreduce(comm, of: Callable, put: Callable, op: str = "sum") -> Outcome:
     me = comm.rank
     ranks = range(comm.size)
-    found = [comm.allreduce(put(me), op), comm.allreduce((put(me), put(me + 1)), op)]
+    pair = (put(me), put(me + 1))
+    found = [comm.allreduce(put(me), op), comm.allreduce(pair, op)]
     one = reduced(of, ranks, op)
     other = reduced(of, [rank + 1 for rank in ranks], op)
     return found, [(me, one), (me, (one, other))]

@@ -152,7 +152,8 @@ class Machine:
         }
         self.plant(**planted)
         check = dataclasses.replace(CHECKS[name], needs=())
-        (found,) = run_checks([Stage("", "", (check,))], self.context(**asked))
+        stage = Stage("", "", (check,))
+        (found,) = run_checks([stage], self.context(**asked))
         return found
 
     def context(self, hosts: str = "", **asked) -> Context:

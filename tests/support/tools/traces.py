@@ -52,7 +52,8 @@ class Made:
     def call(self, operation: str, start: float, end: float, **said) -> Made:
         about = {"communicator": "0.1", "bytes": 0, **said}
         line = {"name": operation, "ph": "X", "pid": self.rank, "tid": 0, "ts": start}
-        self.lines.append(json.dumps({**line, "dur": end - start, "args": about}) + ",")
+        whole = {**line, "dur": end - start, "args": about}
+        self.lines.append(json.dumps(whole) + ",")
         return self
 
     def write(self):
@@ -85,7 +86,8 @@ def calls(run: table.Run) -> list[SimpleNamespace]:
     """All ranks' calls, rank by rank."""
     found = []
     for row in run.table:
-        call = SimpleNamespace(**dict(zip(table.CALL.names, row.item(), strict=True)))
+        fields = dict(zip(table.CALL.names, row.item(), strict=True))
+        call = SimpleNamespace(**fields)
         call.operation = run.names[call.operation]
         found.append(call)
     return found

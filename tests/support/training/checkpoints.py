@@ -168,5 +168,6 @@ def digest(updater) -> str:
     }
     found = hashlib.sha256()
     for name, array in sorted(state.items()):
-        found.update(f"{name} {array.dtype} {array.shape}".encode() + array.tobytes())
+        title = f"{name} {array.dtype} {array.shape}"
+        found.update(title.encode() + array.tobytes())
     return found.hexdigest()

@@ -41,9 +41,8 @@ class ScaledMean(Chain):
             self.w = Parameter(np.ones((), np.float32))
 
     def __call__(self, x):
-        loss = chainer.functions.mean(
-            x * chainer.functions.broadcast_to(self.w, x.shape)
-        )
+        w = chainer.functions.broadcast_to(self.w, x.shape)
+        loss = chainer.functions.mean(x * w)
         report({"loss": loss}, self)
         return loss
 

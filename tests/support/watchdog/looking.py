@@ -90,7 +90,8 @@ def looked_into(case: Case) -> tuple[dict[str, Any], str]:
         out.mkdir()
         status.mkdir()
         orders = {"stop": STOP, "out": str(out), "status": str(status)}
-        file.write_text(json.dumps(asdict(case) | orders | {"fault": asdict(case)}))
+        whole = asdict(case) | orders | {"fault": asdict(case)}
+        file.write_text(json.dumps(whole))
         try:
             job = runner.run(case.ranks, TRAINING, file, meanwhile=look)
         except _Looked:

@@ -81,7 +81,8 @@ def _is_mean(grad: np.ndarray, terms: list[np.ndarray], wire: str | None) -> boo
     bound = 4 * float(np.finfo(narrow).eps) * scale + float(
         np.finfo(narrow).smallest_subnormal
     )
-    return bool(np.all(np.abs(grad.astype("f8") - sum(wide) / len(wide)) <= bound))
+    distance = np.abs(grad.astype("f8") - sum(wide) / len(wide))
+    return bool(np.all(distance <= bound))
 
 
 def wrong_means(comm: CommunicatorBase, wire: str | None, larger: int) -> list[str]:
