@@ -76,6 +76,18 @@ def test_one_process_that_was_meant_to_be_alone_is(environment, words):
     assert "launcher" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("environment", "count"),
+    [({}, 1), ({"CHAINERMN_ALLOW_ALONE": "1"}, 0), ({"PMI_RANK": "0"}, 0)],
+)
+def test_a_process_without_a_launcher_says_once_that_it_is_the_only_rank(
+    environment, count
+):
+    done = create(environment, script=CREATE + CREATE)
+    assert (done.returncode, done.stdout) == (0, "1\n1\n"), done.stderr
+    assert done.stderr.count("is the only rank, since no mpiexec started it") == count
+
+
 def test_without_an_mpi_library_the_ways_to_get_one_are_named():
     done = create({"MPI4PY_LIBMPI": "/nowhere/libmpi.so"})
     assert done.returncode == 1

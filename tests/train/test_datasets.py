@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from typing import ClassVar
 
 import numpy as np
@@ -196,6 +197,19 @@ def test_a_mistake_of_one_rank_is_an_error_on_all(
     assert comm.rank == culprit or f"rank {culprit}: " in str(raised.value)
     part = scatter_dataset(np.arange(4), comm)  # it still works
     assert len(part) == math.ceil(4 / comm.size)
+
+
+def test_a_tuple_of_columns_is_warned_of_at_the_root(comm):
+    """Each column would count as an example; an example may be an array, too."""
+    x, t = np.zeros((9, 2)), np.zeros(9)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert len(scatter_dataset((x, t), comm)) == math.ceil(2 / comm.size)
+        for dataset in [x, t], (t[:2], t[:2]), (x, t[:5]), TupleDataset(x, t):
+            scatter_dataset(dataset, comm)
+    texts = [str(each.message) for each in caught]
+    assert len(texts) == (comm.rank == 0)
+    assert all("did you mean chainer.datasets.TupleDataset" in each for each in texts)
 
 
 def test_what_is_no_communicator_and_roots_that_differ_are_told(comm):

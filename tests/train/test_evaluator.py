@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from copy import deepcopy
 
 import chainer
+import chainer.links as L
 import numpy as np
 import pytest
 from chainer import Chain, Variable, report
@@ -13,6 +15,7 @@ from chainer.training import Extension, extensions
 from numpy.testing import assert_allclose
 
 from chainermn_comm import PeerError
+from chainermn_modelparallel import ColumnParallelLinear
 from chainermn_train import create_multi_node_evaluator, scatter_dataset
 
 pytestmark = pytest.mark.world
@@ -202,6 +205,33 @@ def test_results_without_a_mean_are_told_on_all_ranks(comm):
             examples = serial([1])
         with pytest.raises(ValueError, match=r"'score', in rank order: \[1, None"):
             returning({"score": 0.0}, comm, examples)
+
+
+@pytest.mark.sizes(2, 3)
+@pytest.mark.parametrize("kind", ["alone", "given to all", "in parts", "lazy"])
+def test_models_that_differ_are_warned_of_once(naive, kind):
+    """As under an optimizer that isn't a multi-node one; not parts, nor what has no values."""
+    np.random.seed(naive.rank)
+    model = chainer.Sequential(L.Linear(1, 2))
+    if kind == "lazy":
+        model = chainer.Sequential(L.Linear(None, 2))
+    if kind == "given to all":
+        naive.bcast_data(model)
+    if kind == "in parts":
+        model = chainer.Sequential(ColumnParallelLinear(1, 2 * naive.size, naive))
+
+    def function(x):
+        report({"mean": x.mean()})
+
+    evaluator = extensions.Evaluator(serial(EXAMPLES), model, eval_func=function)
+    create_multi_node_evaluator(evaluator, naive)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        evaluator()
+        evaluator()
+    texts = [str(each.message) for each in caught]
+    assert len(texts) == (kind == "alone" and naive.rank == 0)
+    assert all("over different models: value of parameter /0/" in it for it in texts)
 
 
 def test_wrong_arguments_are_named(naive):

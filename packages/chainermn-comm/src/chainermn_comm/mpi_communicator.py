@@ -46,6 +46,7 @@ from .resources import Resources, explained, free_unused, made_from
 from .sums import mean_into, reduce_arrays
 from .topology import Topology
 from .trace import tracer
+from .unreceived import say_unreceived_at_the_end
 from .watchdog import Timeout, register
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -180,6 +181,7 @@ class MpiCommunicator(CommunicatorBase):
         resources.interruptions = self._interruptions
         resources.users.append(weakref.ref(self._open_group))
         resources.made = made_from(own)
+        say_unreceived_at_the_end(own, self._interruptions, resources)
 
     def _observe(self, own: MPI.Intracomm) -> CallObserver:
         """Return the observer of calls: the watchdog's, or the trace's, which forwards to it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import sys
@@ -82,13 +83,19 @@ def require_running_mpi() -> None:
 
 
 def refuse_to_be_alone(mpi_comm: MPI.Intracomm | None) -> None:
-    """Raise RuntimeError, or warn if asked, if this only rank of MPI's was started with others."""
+    """Raise RuntimeError, or warn if asked, if this only rank of MPI's was started with others.
+
+    A process that no launcher started may go on alone, and says so.
+    """
     from mpi4py import MPI
 
-    launched = rank_from_env()
-    if launched is None or mpi_comm not in (None, MPI.COMM_WORLD):
+    if mpi_comm not in (None, MPI.COMM_WORLD):
         return
     if MPI.COMM_WORLD.size > 1 or MPI.Comm.Get_parent() != MPI.COMM_NULL:
+        return
+    launched = rank_from_env()
+    if launched is None:
+        _say_alone()
         return
     rank, size = launched
     # A launcher that doesn't tell the size has started several if this isn't rank 0.
@@ -107,6 +114,18 @@ def refuse_to_be_alone(mpi_comm: MPI.Intracomm | None) -> None:
     if not switch(ALONE_VARIABLE):
         raise RuntimeError(text)
     warnings.warn(text, stacklevel=3)
+
+
+@functools.cache
+def _say_alone() -> None:
+    """Print once that this is the only rank, as a script does that lacks its mpiexec."""
+    if not switch(ALONE_VARIABLE):
+        print(
+            "ChainerMN: this process is the only rank, since no mpiexec started it. For 4 ranks: "
+            f"mpiexec -n 4 python train.py. {ALONE_VARIABLE}=1 leaves this line out",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def warn_of_small_shm() -> None:

@@ -88,10 +88,15 @@ def compared_slots(optimizer: Any) -> list[Slot]:
     return [
         *setting_slots(optimizer),
         _attribute_slot("t", optimizer, "t"),
-        *[
-            _attribute_slot(f"{VALUE}{name}", param, "array")
-            for name, param in named_parameters(optimizer.target)
-        ],
+        *value_slots(optimizer.target),
+    ]
+
+
+def value_slots(model: Any) -> list[Slot]:
+    """Return the slots of a model's parameters."""
+    return [
+        _attribute_slot(f"{VALUE}{name}", param, "array")
+        for name, param in named_parameters(model)
     ]
 
 

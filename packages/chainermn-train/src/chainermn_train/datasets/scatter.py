@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -65,6 +66,10 @@ def scatter_dataset(
     Returns:
         This rank's part, a :class:`chainer.datasets.SubDataset`.
 
+    Warns:
+        RuntimeWarning: at the root: the data set is a tuple of arrays of one length, so
+            that a whole array counts as an example.
+
     Raises:
         TypeError, ValueError: an argument on this rank is not as above; or the root
             fails to take or pickle a part, or this rank to unpickle its part
@@ -79,6 +84,7 @@ def scatter_dataset(
         def count_here() -> int:
             nonlocal order
             number = length_of(dataset)
+            _warn_of_columns(dataset)
             if shuffle:
                 # NumPy has frozen the stream of RandomState.
                 order = np.random.RandomState(seed).permutation(number)
@@ -172,6 +178,21 @@ def length_of(dataset: Any) -> int:
             f"{type(dataset).__name__} has not: pass a list of the examples"
         )
     return len(dataset)
+
+
+def _warn_of_columns(dataset: Any) -> None:
+    """Warn if a tuple of arrays, each as long as the other, is to be divided as examples."""
+    if not isinstance(dataset, tuple) or len(dataset) < 2:
+        return
+    lengths = {len(each) for each in dataset if getattr(each, "ndim", 0) > 0}
+    if len(lengths) == 1 and min(lengths) > len(dataset):
+        warnings.warn(
+            f"scatter_dataset divides a tuple of {len(dataset)} arrays, each of which counts as "
+            "one example; did you mean chainer.datasets.TupleDataset(*arrays), whose examples "
+            "have a row of each array?",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
 
 def _share(count: int, rank: int, size: int, equal: bool) -> tuple[int, int]:

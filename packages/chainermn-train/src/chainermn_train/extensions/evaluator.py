@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections import defaultdict
 from collections.abc import Mapping
 from types import MethodType
@@ -17,6 +18,8 @@ from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import allgather_checked, mismatch_hint, require_communicator
 from ..host_arrays import as_number, mean_of, to_host
+from ..optimizers import divisions_of
+from ..slots import Facts, facts_of, value_slots
 
 # One rank's results: by name, a value and its weight, or None if the weight is unknown.
 _Results: TypeAlias = dict[str, tuple[Any, Any]]
@@ -44,6 +47,9 @@ def create_multi_node_evaluator(
     weight. In such a method, ``super().evaluate()`` gives the rank's own result, in
     which Chainer counts each batch equally.
 
+    The first ``evaluate()`` compares the parameters of Chainer's evaluators between ranks,
+    except for models that ranks hold in parts. If parameters differ, rank 0 warns.
+
     A mean has the type of the ranks' values: a float, a NumPy scalar or array on the
     host, or a variable, with the same dtype (float64 for integers).
 
@@ -59,6 +65,10 @@ def create_multi_node_evaluator(
 
     Returns:
         ``actual_evaluator`` itself, still an instance of its class.
+
+    Warns:
+        RuntimeWarning: on rank 0, at the first ``evaluate()``: the ranks' models differ, as
+            they do without a multi-node optimizer.
 
     Raises:
         TypeError: an argument is no evaluator or no communicator, or the evaluator is
@@ -81,6 +91,7 @@ def create_multi_node_evaluator(
     # the instance leaves the class as it is: `super()` and `isinstance` go on working.
     actual_evaluator._mn_communicator = communicator
     actual_evaluator._mn_evaluate = evaluate
+    actual_evaluator._mn_compared = False
     actual_evaluator.evaluate = MethodType(_evaluate, actual_evaluator)
     return actual_evaluator
 
@@ -93,11 +104,40 @@ def is_multi_node_evaluator(extension: Any) -> bool:
 
 def _evaluate(evaluator: Any) -> dict[str, Any]:
     """Return the mean over all ranks of what ``evaluate`` returns on each (collective)."""
+    communicator = evaluator._mn_communicator
     with mismatch_hint("a multi-node evaluator"):
+        if not evaluator._mn_compared:
+            evaluator._mn_compared = True
+            _warn_of_different_models(evaluator, communicator)
         results = allgather_checked(
-            evaluator._mn_communicator, "evaluate", lambda: _evaluate_here(evaluator)
+            communicator, "evaluate", lambda: _evaluate_here(evaluator)
         )
         return _mean(results)
+
+
+def _warn_of_different_models(evaluator: Any, communicator: CommunicatorBase) -> None:
+    """Warn on rank 0 if ranks have different values of a parameter (collective)."""
+    rows = allgather_checked(communicator, "evaluate", lambda: _values_here(evaluator))
+    for name in rows[0]:
+        facts = [row.get(name) for row in rows]
+        if None not in facts and len(set(facts)) > 1 and communicator.rank == 0:
+            warnings.warn(
+                f"a multi-node evaluator takes the mean over different models: {name} differs "
+                "between ranks. Train with create_multi_node_optimizer(optimizer, comm), whose "
+                "first update gives rank 0's model to all ranks; or call comm.bcast_data(model)",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+            break
+
+
+def _values_here(evaluator: Any) -> Facts:
+    """Return facts of the models' parameters, without models that ranks hold in parts."""
+    facts: Facts = {}
+    for target in getattr(evaluator, "get_all_targets", dict)().values():
+        if not any(divisions_of(param) for _, param in target.namedparams()):
+            facts |= facts_of(value_slots(target), with_checksums=True)
+    return facts
 
 
 def _evaluate_here(evaluator: Any) -> _Results:

@@ -1,0 +1,40 @@
+"""A message that nobody has received is named when its communicator ends."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import chainermn_comm
+from tests.support.jobs import runner
+
+SCRIPT = """
+import chainermn_comm
+comm = chainermn_comm.create_communicator("naive")
+if comm.rank == 0:
+    comm.send_obj("nobody", 1, 5)
+comm.allreduce_obj(0)
+"""
+
+
+@pytest.mark.world
+@pytest.mark.sizes(2)
+@pytest.mark.parametrize("is_received", [False, True])
+def test_when_it_is_finalized(world, capfd, is_received):
+    with chainermn_comm.create_communicator("flat", world) as comm:
+        if comm.rank == 0:
+            comm.send(np.ones(3), 1, 7)
+            comm.send(np.ones(3), 1, 8)
+        if comm.rank == 1 and is_received:
+            comm.recv(0, 7)
+            comm.recv(0, 8)
+    said = capfd.readouterr().err
+    expected = comm.rank == 1 and not is_received
+    text = "rank 1 never received a message that rank 0 sent with tag 7 (2 such "
+    assert (text in said) == expected
+    assert bool(said) == expected
+
+
+def test_when_the_process_ends():
+    job = runner.run_text(2, SCRIPT)
+    assert "rank 1 never received a message that rank 0 sent with tag 5" in job.err
