@@ -16,6 +16,7 @@ from ..leaving import is_warned
 from ..slots import scaling_checksum
 from .accumulation import Accumulation
 from .agreement import OPERATION, Action, Row, exchange_rows, settle
+from .block_updates import step_in_blocks
 from .gradient_clipping import StartAgainError, refuse_hooks_by_norm, starts_again
 from .gradient_exchange import GradientExchange
 from .gradient_set import drop_unused, present_gradient, rescale
@@ -315,7 +316,7 @@ class CollectiveUpdate:
         """Let gradients be means, and step along them if there are any."""
         try:
             if assign_means():
-                self._optimizer.update(None)
+                step_in_blocks(self._optimizer, self._params.params)
         except StartAgainError:  # raised before the step
             raise
         except BaseException:
