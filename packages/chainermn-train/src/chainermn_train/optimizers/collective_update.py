@@ -102,8 +102,7 @@ class CollectiveUpdate:
     def update_without_examples(self) -> None:
         """Take part in the next collective update of other ranks (collective).
 
-        A present gradient, such as the last update's, becomes zeros. The gradient of a
-        parameter without values is cleared, because Chainer would raise otherwise.
+        A present gradient becomes zeros; that of a parameter without values is cleared.
         """
         while self.accumulation.is_between:
             self.accumulation.num_calls += 1
