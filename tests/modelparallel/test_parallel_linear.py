@@ -284,6 +284,16 @@ def test_integers_that_differ_raise_the_same_error(comm, kind):
 
 @pytest.mark.sizes(2, 3, 4)
 @EACH
+def test_an_infinite_value_of_one_rank_raises_the_same_error(comm, kind):
+    x = np.ones((3, 6), "f")
+    if comm.rank == 1:
+        x[0, 0] = np.inf
+    with pytest.raises(RankMismatchError, match="the same inputs"):
+        kind(6, 6, comm, initialW=1)(x)
+
+
+@pytest.mark.sizes(2, 3, 4)
+@EACH
 def test_an_array_without_dimensions_is_refused(comm, kind):
     with pytest.raises(InvalidType):
         kind(6, 6, comm)(np.array(1, "f"))

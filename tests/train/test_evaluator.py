@@ -234,6 +234,18 @@ def test_models_that_differ_are_warned_of_once(naive, kind):
     assert all("over different models: value of parameter /0/" in it for it in texts)
 
 
+@pytest.mark.sizes(2)
+def test_that_warning_is_raised_on_all_ranks_where_it_is_an_error(naive):
+    np.random.seed(naive.rank)
+    evaluator = extensions.Evaluator(serial([]), Chain(link=L.Linear(1, 2)))
+    create_multi_node_evaluator(evaluator, naive)
+    error = RuntimeWarning if naive.rank == 0 else PeerError
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(error, match="over different models"):
+            evaluator()
+
+
 def test_wrong_arguments_are_named(naive):
     evaluator = extensions.Evaluator(serial([1]), Right())
     with pytest.raises(TypeError, match=r"Evaluator.*not Right"):

@@ -126,5 +126,5 @@ class Squared(SubDataset):
 def test_a_subclass_that_finds_its_examples_otherwise_is_not_taken_apart(whole):
     part = take(whole, np.array([2, 5]))
     assert part._dataset is whole
-    assert part[0] == whole[2]
-    assert part[1] == whole[5]
+    # In tuples, since two masked elements are the same object, and neither true nor false.
+    assert (part[0], part[1]) == (whole[2], whole[5])

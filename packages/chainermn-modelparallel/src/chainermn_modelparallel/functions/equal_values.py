@@ -64,7 +64,7 @@ def check_equal(
         norms = numbers[:, 1]
         # Integers were projected in float32 or wider.
         digits = np.finfo(np.result_type(variable.dtype, np.float16)).eps ** (2 / 3)
-        tolerance = digits * norms.max()
+        tolerance = digits * norms.min()
         if not np.allclose(numbers, numbers[0], 0, tolerance, equal_nan=True):
             raise RankMismatchError(
                 f"{operation} on rank {rank}: {variable.name or 'values'} of shape "

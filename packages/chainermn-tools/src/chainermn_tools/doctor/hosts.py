@@ -287,15 +287,19 @@ def memory(context: Context) -> CheckResult:
 )
 def shared_memory(context: Context) -> CheckResult:
     ranks = context.max_ranks_per_host() or DEFAULT_RANKS
+    result = ok("every host has enough")
     for host, facts in _facts(context).items():
         if host == socket.gethostname():
             continue  # another check looks at this machine's
         found = check_size(facts["shared_memory"], ranks, mpi_vendor(context))
-        if found.hint is not None:
-            how = warning if found.status == "warning" else failed
-            hint = f"ssh {host} {found.hint}"
-            return how(f"{host}: {found.message}", hint, hosts=[host])
-    return ok("every host has enough")
+        if found.hint is not None and result.status != "failed":
+            result = CheckResult(
+                found.status,
+                f"{host}: {found.message}",
+                f"ssh {host} {found.hint}",
+                {"hosts": [host]},
+            )
+    return result
 
 
 @rank_checks.add(

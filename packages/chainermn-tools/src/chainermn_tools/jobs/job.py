@@ -230,15 +230,19 @@ class _Job:
             if self._signals[0] in WARNINGS:
                 process.send_signal(signal.SIGUSR1)  # mpiexec passes it on to its ranks
                 self._ends_at += self._grace
-        elif self._ends_at == math.inf and self.output.has_failed():
-            self._ends_at = now + FAILED_SECONDS
-        elif self._ends_at == math.inf and self.has_finished():
-            self._ends_at = now + FINISHED_SECONDS
-        if now > self.limit:
-            self.output.timed_out = True
-        if len(self._signals) > 1 or now > self.killed_at:
+        elif self._ends_at == math.inf:
+            if self.output.has_failed():
+                self._ends_at = now + FAILED_SECONDS
+            elif self.has_finished():
+                self._ends_at = now + FINISHED_SECONDS
+            elif now > self.limit:
+                self.output.timed_out = True
+                self._ends_at = self.limit
+        # A scheduler and a launcher may each send a signal of their own.
+        is_repeated = len(self._signals) > len(set(self._signals))
+        if is_repeated or now > self.killed_at:
             process.kill()
-        elif self.killed_at == math.inf and now > min(self._ends_at, self.limit):
+        elif self.killed_at == math.inf and now > self._ends_at:
             self.killed_at = now + self._term_grace
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)

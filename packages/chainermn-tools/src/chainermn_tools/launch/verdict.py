@@ -109,11 +109,8 @@ def _of_error(event: Event, output: JobOutput) -> JobResult:
     """Return the result of a job in which a rank raised an error, or left by sys.exit."""
     status = event["status"] or 1
     how = f"exit status {status}"
-    if status == LEAVING_STATUS:  # it says of a job that all ranks have saved
-        status = 1
-        how = "exit status 1"
-        if event.rank not in output.first_of("leaving"):
-            how = "reported as 1, because 75 means that all ranks have saved"
+    if status == LEAVING_STATUS:
+        how = "reported as 1, because 75 means that all ranks have saved"
     how = f"{event['what']} ({how})"
     trace = event["traceback"] or ""
     result = _of_rank(
@@ -185,6 +182,8 @@ def _of_rank(
     if started is not None:
         place = f"{place} on {started['host']}"
     step = step or next_step(how)
+    if status == LEAVING_STATUS:  # it says of a job that all ranks have saved
+        status = 1
     return JobResult(False, status, f"{place} failed first: {how}", step, rank)
 
 

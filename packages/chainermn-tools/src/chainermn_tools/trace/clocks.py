@@ -92,7 +92,7 @@ def _offsets(run: Run) -> list[ClockOffset]:
         if first is not trace:  # they share a clock
             found.append(_constant(trace.rank, first.rank, trace.zero - first.zero))
         for communicator, comparisons in trace.clocks.items():
-            root = trace.members.get(communicator, [trace.rank])[0]
+            root = (trace.members.get(communicator) or [trace.rank])[0]
             if root in run.ranks and root != trace.rank:
                 at, ahead, round_trip = np.array(sorted(comparisons)).T
                 add = ahead - run.ranks[root].zero

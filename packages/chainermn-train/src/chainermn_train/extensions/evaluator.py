@@ -16,7 +16,12 @@ from chainer.training.extensions import Evaluator
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import allgather_checked, mismatch_hint, require_communicator
+from ..collective_errors import (
+    allgather_checked,
+    mismatch_hint,
+    raise_together,
+    require_communicator,
+)
 from ..host_arrays import as_number, mean_of, to_host
 from ..optimizers import divisions_of
 from ..slots import Facts, facts_of, value_slots
@@ -118,17 +123,24 @@ def _evaluate(evaluator: Any) -> dict[str, Any]:
 def _warn_of_different_models(evaluator: Any, communicator: CommunicatorBase) -> None:
     """Warn on rank 0 if ranks have different values of a parameter (collective)."""
     rows = allgather_checked(communicator, "evaluate", lambda: _values_here(evaluator))
-    for name in rows[0]:
-        facts = [row.get(name) for row in rows]
-        if None not in facts and len(set(facts)) > 1 and communicator.rank == 0:
+    different = [
+        name
+        for name in rows[0]
+        if None not in (facts := {row.get(name) for row in rows}) and len(facts) > 1
+    ]
+    if not different:
+        return
+    # The warning may be an error, on rank 0 alone.
+    with raise_together(communicator.handshake, "evaluate"):
+        if communicator.rank == 0:
             warnings.warn(
-                f"a multi-node evaluator takes the mean over different models: {name} differs "
-                "between ranks. Train with create_multi_node_optimizer(optimizer, comm), whose "
-                "first update gives rank 0's model to all ranks; or call comm.bcast_data(model)",
+                f"a multi-node evaluator takes the mean over different models: {different[0]} "
+                "differs between ranks. Train with create_multi_node_optimizer(optimizer, comm), "
+                "whose first update gives rank 0's model to all ranks; or call "
+                "comm.bcast_data(model)",
                 RuntimeWarning,
                 stacklevel=4,
             )
-            break
 
 
 def _values_here(evaluator: Any) -> Facts:
