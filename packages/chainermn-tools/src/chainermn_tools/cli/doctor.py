@@ -37,7 +37,7 @@ STATUSES = {"ok": 0, "failed": 1, "warning": 3}
     help="Check these hosts, too; with numbers of ranks: a:2,b:2.",
 )
 @click.option(
-    "--hostfile", metavar="FILE", help="The same from a file, one host a line."
+    "--hostfile", metavar="FILE", help="Read the hosts from a file, one host per line."
 )
 @click.option(
     "--script",

@@ -26,7 +26,7 @@ from chainermn_tools.rank import LOG_VARIABLE
     "ranks",
     type=click.IntRange(1),
     metavar="N",
-    help="Number of ranks; without it that of --hosts, or of the scheduler's job.",
+    help="Number of ranks; by default that of --hosts, or of the scheduler's job.",
 )
 @click.option(
     "--hosts",
@@ -38,7 +38,7 @@ from chainermn_tools.rank import LOG_VARIABLE
 @click.option(
     "--hostfile",
     metavar="FILE",
-    help="The same from a file, one host a line.",
+    help="Read the hosts from a file, one host per line.",
 )
 @click.option(
     "--max-restarts",
