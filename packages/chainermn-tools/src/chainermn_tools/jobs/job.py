@@ -237,10 +237,9 @@ class _Job:
                 self._ends_at = now + FINISHED_SECONDS
             elif now > self.limit:
                 self.output.timed_out = True
-                self._ends_at = self.limit
-        # A scheduler and a launcher may each send a signal of their own.
-        is_repeated = len(self._signals) > len(set(self._signals))
-        if is_repeated or now > self.killed_at:
+                self._ends_at = now
+        # A scheduler and a launcher may each send a signal of their own: none is repeated.
+        if len(self._signals) > len(set(self._signals)) or now > self.killed_at:
             process.kill()
         elif self.killed_at == math.inf and now > self._ends_at:
             self.killed_at = now + self._term_grace

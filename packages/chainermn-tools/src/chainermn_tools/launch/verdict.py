@@ -63,6 +63,8 @@ def classify(output: JobOutput, ranks: int) -> JobResult:
         cause = "all ranks have saved and left, as a signal warned of the end"
         return _of_job(cause, LEAVING_STATUS, restartable=False)
 
+    if output.status == LEAVING_STATUS:  # it says that all ranks have saved
+        output.status = 1
     primary = [event for event in failed if not event["secondary"]]
     if primary:  # of ranks that fail alike, blame the lowest
         alike = [event for event in primary if event["what"] == primary[0]["what"]]
@@ -182,7 +184,7 @@ def _of_rank(
     if started is not None:
         place = f"{place} on {started['host']}"
     step = step or next_step(how)
-    if status == LEAVING_STATUS:  # it says of a job that all ranks have saved
+    if status == LEAVING_STATUS:
         status = 1
     return JobResult(False, status, f"{place} failed first: {how}", step, rank)
 
