@@ -32,8 +32,7 @@ class Host:
 @functools.cache
 def is_here(name: str) -> bool:
     """Return whether this is a name or an address of this machine."""
-    own = socket.gethostname().split(".")[0]
-    if name.split(".")[0] in ("localhost", own):
+    if socket.gethostname() in (name, name.split(".")[0]) or name == "localhost":
         return True
     with contextlib.suppress(Unavailable, OSError):
         # A program, as a look-up in this process would have no time limit.
