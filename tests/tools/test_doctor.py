@@ -52,28 +52,28 @@ def lacking(path: str, reason: str) -> dict[str, Any]:
     return facts(path, {"unavailable": reason})
 
 
-def shm(free: int, total: int) -> dict[str, int]:
+def shm(free, total):
     return {"free_bytes": free * MIB, "total_bytes": total * MIB}
 
 
-def on_hosts(*ranks: dict[str, Any], **ended: Any) -> dict[str, Any]:
+def on_hosts(*ranks, **ended):
     """Hosts a and b that answer well, and what a job of two ranks on them reports."""
     mine = {**ANSWER, "version": platform.python_version()}
     answers = {host: Login(answer={**mine, "host": host}) for host in "ab"}
     return {"hosts": "a,b", "logins": answers, "job": job(*ranks, **ended)}
 
 
-def of_b(**facts: Any) -> dict[str, Any]:
+def of_b(**facts):
     """The same, where b has other facts."""
     return on_hosts(steps(host="a"), steps(host="b", **facts))
 
 
-def ended(end: str, **how: Any) -> dict[str, Any]:
+def ended(end, **how):
     """The same, where the second rank comes to its end in a step."""
     return on_hosts(steps(), steps(end, host="b"), **how)
 
 
-def wrong(step: str) -> dict[str, Any]:
+def wrong(step):
     """The same, where ranks find a problem in a step."""
     found = {"problem": "wrong"}
     return on_hosts(steps(step, found), steps(step, found, "b"))
@@ -275,6 +275,13 @@ TABLE: dict[str, list[tuple[str, dict[str, Any]]]] = {
     ],
     "hosts_shared_memory": [
         ("warning: b: 25 MiB of 64*ssh b ls", of_b(shared_memory=shm(25, 64))),
+        (
+            "failed: b: *ssh b",
+            on_hosts(
+                steps(host="a", shared_memory=shm(25, 64)),
+                steps(host="b", shared_memory=shm(1, 8)),
+            ),
+        ),
     ],
     "hosts_communicators": [
         ("failed: end: 1 of 2*report it", ended("end", err="oh", status=1)),

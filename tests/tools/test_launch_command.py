@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,18 @@ def test_a_job_that_takes_too_long_is_ended(tmp_path):
     verdict = verdict_on(done.stderr)
     assert verdict.how == "the job did not end within 1 s"
     assert verdict.next_step.startswith("Next step: run it again with --env CHAINERMN_")
+
+
+def test_a_failure_that_is_known_is_not_replaced_by_the_time_limit(tmp_path):
+    text = (
+        "import os, time\n"
+        "if '0' in (os.getenv('PMI_RANK'), os.getenv('OMPI_COMM_WORLD_RANK')):\n"
+        "    raise ValueError\n"
+        "time.sleep(1000)\n"
+    )
+    done = launch("-n", 2, "--timeout", 3, script(tmp_path, text))
+    assert done.returncode == 1
+    assert "rank 0" in done.stderr.splitlines()[-2]
 
 
 def test_the_time_limit_holds_while_a_pager_reads_nothing(tmp_path):
@@ -322,9 +335,7 @@ IGNORES = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
 EXITS = "signal.signal(signal.SIGTERM, lambda *_: sys.exit({}))\n"
 
 
-def signalled(
-    folder: Path, number: int, text: str, *options: object
-) -> tuple[int, str, list[int]]:
+def signalled(folder, number, text, *options):
     """Signal a launch whose ranks have run this text: its end, what it said, their processes."""
     process = commands.start(
         *("launch", "-n", 2, *options, script(folder, WAITS), folder, text),
@@ -340,6 +351,9 @@ def signalled(
         assert process.poll() is None
         started = " ".join(file.read_text() for file in files())
         process.send_signal(number)
+        if number == signal.SIGTERM:  # a scheduler may send another warning, too
+            time.sleep(0.2)
+            process.send_signal(signal.SIGUSR1)
         said = process.communicate(timeout=commands.SECONDS)[1]
     finally:
         process.kill()
