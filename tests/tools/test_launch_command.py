@@ -332,7 +332,7 @@ child = subprocess.Popen([sys.executable, "-c", stubborn], start_new_session=Tru
 pids.append(child.pid)
 """
 IGNORES = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-EXITS = "signal.signal(signal.SIGTERM, lambda *_: sys.exit({}))\n"
+EXITS = "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(2), sys.exit({})))\n"
 
 
 def signalled(folder, number, text, *options):
@@ -351,7 +351,7 @@ def signalled(folder, number, text, *options):
         assert process.poll() is None
         started = " ".join(file.read_text() for file in files())
         process.send_signal(number)
-        if number == signal.SIGTERM:  # a scheduler may send another warning, too
+        if "exit" in text:  # later, and a scheduler may send another warning meanwhile
             time.sleep(0.2)
             process.send_signal(signal.SIGUSR1)
         said = process.communicate(timeout=commands.SECONDS)[1]
