@@ -191,6 +191,7 @@ def without_thread(patch: pytest.MonkeyPatch):
     """MPI admits no other threads."""
     patch.setattr(MPI, "Query_thread", lambda: MPI.THREAD_SERIALIZED)
     patch.setattr(watcher, "_start_thread", watcher._start_thread.__wrapped__)
+    patch.setattr(watcher, "_busy", list)  # the thread of earlier tests finds nothing
 
 
 def count_allgathers(patch: pytest.MonkeyPatch) -> list[int]:
