@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import numpy as np
 import pytest
 
 import chainermn_comm
+from chainermn_comm.unreceived import say_unreceived_at_the_end
 from tests.support.jobs import runner
 
 SCRIPT = """
@@ -33,6 +36,22 @@ def test_when_it_is_finalized(world, capfd, is_received):
     text = "rank 1 never received a message that rank 0 sent with tag 7 (2 such "
     assert (text in said) == expected
     assert bool(said) == expected
+
+
+@pytest.mark.world
+@pytest.mark.sizes(2)
+def test_what_a_background_thread_may_still_receive_is_left_to_it(world, capfd):
+    comm = world.Dup()
+    with ExitStack() as resources:
+        say_unreceived_at_the_end(comm, 10, [], resources)
+        if comm.rank == 0:
+            comm.Send(b"a part of a sum", 1, 11)
+        comm.Barrier()
+    if comm.rank == 1:
+        assert comm.Iprobe(0, 11)
+        comm.Recv(bytearray(15), 0, 11)
+    assert capfd.readouterr().err == ""
+    comm.Free()
 
 
 def test_when_the_process_ends():

@@ -181,7 +181,9 @@ class MpiCommunicator(CommunicatorBase):
         resources.interruptions = self._interruptions
         resources.users.append(weakref.ref(self._open_group))
         resources.made = made_from(own)
-        say_unreceived_at_the_end(own, self._interruptions, resources)
+        say_unreceived_at_the_end(
+            own, self.reserved_tag, self._interruptions, resources
+        )
 
     def _observe(self, own: MPI.Intracomm) -> CallObserver:
         """Return the observer of calls: the watchdog's, or the trace's, which forwards to it."""

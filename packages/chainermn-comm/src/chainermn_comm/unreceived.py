@@ -13,26 +13,27 @@ from mpi4py import MPI
 
 
 def say_unreceived_at_the_end(
-    comm: MPI.Intracomm, interruptions: list[str], resources: ExitStack
+    comm: MPI.Intracomm, max_tag: int, interruptions: list[str], resources: ExitStack
 ) -> None:
     """Name a message left in ``comm`` when ``resources`` are closed, or else at the process's end.
 
-    After interruptions nothing is said, since they leave messages. The function is not
-    collective.
+    After interruptions nothing is said, since they leave messages. Greater tags than
+    ``max_tag`` are those of collective operations, which a background thread may still
+    carry out at the process's end. The function is not collective.
     """
-    say = partial(_say_unreceived, comm, interruptions, os.getpid())
+    say = partial(_say_unreceived, comm, max_tag, interruptions, os.getpid())
     atexit.register(say)
     resources.callback(atexit.unregister, say)
     resources.callback(say)
 
 
 def _say_unreceived(
-    comm: MPI.Intracomm, interruptions: list[str], process: int
+    comm: MPI.Intracomm, max_tag: int, interruptions: list[str], process: int
 ) -> None:
     # A forked child can't use MPI.
     if interruptions or os.getpid() != process or MPI.Is_finalized():
         return
-    messages = list(_discarded(comm))
+    messages = list(_discarded(comm, max_tag))
     if messages:
         source, tag = messages[0]
         print(
@@ -44,7 +45,7 @@ def _say_unreceived(
         )
 
 
-def _discarded(comm: MPI.Intracomm) -> Iterator[tuple[int, int]]:
+def _discarded(comm: MPI.Intracomm, max_tag: int) -> Iterator[tuple[int, int]]:
     """Yield the source and tag of each message left, and discard the message.
 
     MPI may use the freed communicator's number again, and then take the message for one
@@ -52,6 +53,6 @@ def _discarded(comm: MPI.Intracomm) -> Iterator[tuple[int, int]]:
     """
     status = MPI.Status()
     comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)  # MPI looks for messages after its answer
-    while comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
+    while comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status) and status.tag <= max_tag:
         comm.Recv([bytearray(status.count), MPI.BYTE], status.source, status.tag)
         yield status.source, status.tag
