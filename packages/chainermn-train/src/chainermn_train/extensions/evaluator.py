@@ -123,11 +123,11 @@ def _evaluate(evaluator: Any) -> dict[str, Any]:
 def _warn_of_different_models(evaluator: Any, communicator: CommunicatorBase) -> None:
     """Warn on rank 0 if ranks have different values of a parameter (collective)."""
     rows = allgather_checked(communicator, "evaluate", lambda: _values_here(evaluator))
-    different = [
-        name
-        for name in rows[0]
-        if None not in (facts := {row.get(name) for row in rows}) and len(facts) > 1
-    ]
+    different = []
+    for name in rows[0]:
+        facts = {row.get(name) for row in rows}
+        if None not in facts and len(facts) > 1:
+            different.append(name)
     if not different:
         return
     # The warning may be an error, on rank 0 alone.
