@@ -2,6 +2,7 @@
 
 import pkgutil
 import re
+import tomllib
 
 from .blocks import PAGES, ROOT
 
@@ -73,6 +74,15 @@ def test_variables_are_read_somewhere():
     assert not [
         f"{page}: nothing reads {v}" for page, v in variables if f'"{v}"' not in sources
     ]
+
+
+def test_the_page_on_moving_tells_each_difference():
+    """Those in which the tests let this version differ from older ones."""
+    path = ROOT / "tests" / "compatibility" / "given" / "differences.toml"
+    rows = {each["row"] for each in tomllib.loads(path.read_text())["difference"]}
+    assert rows
+    page = " ".join(TEXTS["docs/moving.md"].split())
+    assert [row for row in rows if row not in page] == []
 
 
 def test_targets_of_make_exist():

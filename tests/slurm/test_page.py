@@ -12,7 +12,7 @@ from tests.support.hosts.slurm import PMI
 from tests.support.jobs.examples import MNIST
 
 pytestmark = pytest.mark.full
-SCRIPTS = [one.text for one in blocks("docs/clusters.md") if "#SBATCH" in one.text]
+SCRIPTS = [one.text for one in blocks("docs/clusters.md") if "run by" in one.note]
 
 
 @pytest.mark.parametrize("text", SCRIPTS, ids=["launch", "requeue", "array"])

@@ -119,7 +119,7 @@ CASES = {
     "all lost": (
         lambda folder: lose(folder, 10, 20, 30),
         None,
-        r"nothing of 'run' .*run\.\*\.30 is .*run\.\*\.10 is .* missing; mend the",
+        r"nothing of 'run' .*run\.\*\.30 is .*run\.\*\.10 is .* missing; restore the",
     ),
     "of another program": (of_another_program, None, "no file of a checkpoint of this"),
 }

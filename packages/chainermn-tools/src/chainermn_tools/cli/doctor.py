@@ -28,13 +28,14 @@ STATUSES = {"ok": 0, "failed": 1, "warning": 3}
     "ranks",
     type=click.IntRange(1),
     metavar="N",
-    help="Ranks that you want to run; without it 2, or all slots of the hosts.",
+    help="The number of ranks that you want to run. By default it is the number of the "
+    "hosts' slots, or 2 without hosts.",
 )
 @click.option(
     "--hosts",
     "host_list",
     metavar="A,B",
-    help="Check these hosts, too; with numbers of ranks: a:2,b:2.",
+    help="Check these hosts, too. Each host can have a number of ranks: a:2,b:2.",
 )
 @click.option(
     "--hostfile", metavar="FILE", help="Read the hosts from a file, one host per line."
@@ -42,7 +43,7 @@ STATUSES = {"ok": 0, "failed": 1, "warning": 3}
 @click.option(
     "--script",
     metavar="FILE",
-    help="A script that all hosts must have, the same at the same path.",
+    help="A script that all hosts must have, with the same content at the same path.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 @click.option(
@@ -56,7 +57,8 @@ STATUSES = {"ok": 0, "failed": 1, "warning": 3}
     type=click.IntRange(10),
     default=120,
     metavar="S",
-    help="Seconds after which the doctor ends, whatever hangs, 120 by default.",
+    help="The doctor ends after this number of seconds, 120 by default, even if a check "
+    "hangs.",
 )
 @click.pass_context
 def doctor(
@@ -79,8 +81,8 @@ def doctor(
         chainermn doctor -n 8
         chainermn doctor --hosts a:4,b:4 --script train.py
 
-    Exit status: 0 if all is well, 1 if a check failed, 3 if there are warnings only, 2
-    for a wrong command line, 128 + n if this program was ended by signal n.
+    Exit status: 0 if every check succeeded; 1 if a check failed; 2 for a wrong command
+    line; 3 if there are only warnings; 128 + n if signal n ended this program.
     """
     deadline = time.monotonic() + timeout - OWN_SECONDS
     options.refuse_in_a_rank()

@@ -15,13 +15,14 @@ from chainermn_tools.formatting import make_console
 def env(as_json: bool) -> None:
     """Print what a bug report needs: versions, MPI, machine, GPUs.
 
-    Started under mpiexec, it shows where each rank is, once, from rank 0:
+    Under mpiexec, rank 0 prints the report once, and adds where each rank runs:
 
     \b
         chainermn env --json
         mpiexec -n 4 chainermn env
 
-    Exit status: 0, also if something can't be found out; then the reason is printed.
+    Exit status: 0, even if something can't be found out. The report then gives the
+    reason.
     """
     with jobs.kill_children_on_exit():
         report = environment.collect()

@@ -19,18 +19,19 @@ from chainermn_tools.formatting import make_console
 def explain(ctx: click.Context, as_json: bool, file: str) -> None:
     """Find known errors in a job's log, and say what to do about them.
 
-    FILE is the log; without it, or with "-", standard input is read:
+    FILE is the log. Without FILE, or with "-", the command reads standard input:
 
     \b
         mpiexec -n 4 python train.py 2>&1 | tee log | chainermn explain
 
     After `chainermn launch --log-dir logs`, name one file, such as logs/rank-1.log.
 
-    Known errors are printed first: causes, then lines which only say that something else
-    failed. If ChainerMN itself says in the log which rank failed first, or the log ends
-    with a traceback, the last lines are that verdict and the next step.
+    The command prints known errors: first causes, then lines which only say that
+    something else failed. If ChainerMN itself says in the log which rank failed first,
+    or the log ends with a traceback, the command ends with this verdict and the next
+    step.
 
-    Exit status: 0 if anything was found, 1 if nothing was, 2 if FILE can't be read.
+    Exit status: 0 if anything was found; 1 if nothing was found; 2 if FILE can't be read.
     """
     name = file
     if file == "-":

@@ -26,14 +26,15 @@ from chainermn_tools.rank import LOG_VARIABLE
     "ranks",
     type=click.IntRange(1),
     metavar="N",
-    help="Number of ranks; by default that of --hosts, or of the scheduler's job.",
+    help="The number of ranks. By default it follows from --hosts, or from the scheduler's "
+    "job.",
 )
 @click.option(
     "--hosts",
     "host_list",
     metavar="A,B",
-    help="Hosts, or hosts and their ranks: a:2,b:2. Hosts without numbers share the ranks "
-    "of -n evenly; without -n each has 1 rank.",
+    help="The hosts, which can have numbers of ranks: a:2,b:2. Hosts without numbers "
+    "share the ranks of -n evenly. Without -n each host has 1 rank.",
 )
 @click.option(
     "--hostfile",
@@ -45,14 +46,14 @@ from chainermn_tools.rank import LOG_VARIABLE
     type=click.IntRange(0),
     default=0,
     metavar="R",
-    help="Start again after a failure, at most R times.",
+    help="Start the job again after a failure, at most R times.",
 )
 @click.option(
     "--min-ranks",
     type=click.IntRange(1),
     metavar="M",
-    help="With --max-restarts and --hosts: start again on the hosts that answer, if these "
-    "have M ranks or more.",
+    help="With --max-restarts and --hosts: start the job again on the hosts that answer, "
+    "if they have room for at least M ranks.",
 )
 @click.option(
     "--grace",
@@ -60,21 +61,21 @@ from chainermn_tools.rank import LOG_VARIABLE
     default=GRACE_SECONDS,
     envvar=GRACE_VARIABLE,
     metavar="SECONDS",
-    help="Time for the ranks to save and leave after SIGTERM or SIGUSR1, "
+    help="The time that ranks have to save and leave after SIGTERM or SIGUSR1, "
     f"{GRACE_SECONDS:g} seconds by default.",
 )
 @click.option("--prefix", is_flag=True, help="Begin each line of output with its rank.")
 @click.option(
     "--log-dir",
     type=click.Path(file_okay=False),
-    help="Append each rank's output to its file rank-N.log there, and print none here. "
-    "--prefix then has no effect.",
+    help="Append the output of rank N to the file rank-N.log in this folder, and print "
+    "none of it here. --prefix then has no effect.",
 )
 @click.option(
     "--timeout",
     type=click.FloatRange(0, min_open=True),
     metavar="SECONDS",
-    help="End a job that takes longer; the exit status is 124.",
+    help="End the job after this time, with exit status 124.",
 )
 @click.option(
     "--env",
@@ -91,7 +92,10 @@ from chainermn_tools.rank import LOG_VARIABLE
 )
 @click.option("--dry-run", is_flag=True, help="Only print the command line.")
 @click.option(
-    "--json", "as_json", is_flag=True, help="Print the result as JSON, see above."
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print the result as JSON, as described above.",
 )
 @click.option(
     "-m", "is_module", is_flag=True, help="SCRIPT is a module, as for python -m."
@@ -126,12 +130,13 @@ def launch(
     CHAINERMN_TIMEOUT=600 is for a job that hangs: if a call waits for 600 seconds, every
     rank's stack is shown, and the job ends.
 
-    It prints the command line that it runs, and refuses to start a job within a rank of
-    another one. What follows the script goes to the script.
+    The command prints the mpiexec command line that it runs. It refuses to start a job
+    within a rank of another job. The script gets all ARGUMENTS.
 
-    In a job of Slurm, PBS or LSF, the job's hosts are used unless you name others.
-    Without -n there are as many ranks as the job has tasks, or one a node. The mpiexec
-    on PATH must be of MPICH, of Open MPI, or of an MPI that derives from MPICH.
+    In a job of Slurm, PBS or LSF, the job's hosts are used unless you name others. PBS
+    and LSF were never tried. Without -n there are as many ranks as the job has tasks,
+    or one per node. The mpiexec on PATH must be of MPICH, of Open MPI, or of an MPI
+    that derives from MPICH.
 
     The job succeeds if mpiexec reports success and no rank fails. A rank fails by an
     exception, by sys.exit with a status other than 0, by dying, or by os._exit. The
@@ -140,24 +145,23 @@ def launch(
     time. CHAINERMN_RESTARTS tells the script how often this has happened;
     create_multi_node_checkpointer loads the last checkpoint.
 
-    What you type goes to rank 0; in the background of a terminal it reads nothing.
-    Ctrl-C ends all ranks. SIGTERM and SIGUSR1 reach the ranks as SIGTERM, so that
+    Rank 0 reads what you type, unless the command runs in the background. Ctrl-C ends
+    all ranks. SIGTERM and SIGUSR1 reach the ranks as SIGTERM, so that
     create_multi_node_checkpointer can save on all of them and leave.
 
-    OMP_NUM_THREADS is set to the number of a host's cores divided by its ranks, unless
-    it or the variable of another BLAS is set.
+    OMP_NUM_THREADS is set to a host's number of cores divided by its number of ranks,
+    unless OMP_NUM_THREADS or the variable of another BLAS is set.
 
-    With --json all output of ranks goes to standard error, and one object with the
-    status, the rank, the cause and the next step to standard output.
+    With --json all output of ranks goes to standard error. Standard output gets one
+    object with the status, the rank, the cause and the next step.
 
-    What ranks leave running is ended with the job.
+    Processes that ranks have left running are ended with the job.
 
-    Exit status: 0 if the job succeeds; 2 if no rank starts; 75 if all ranks have saved
-    and left by create_multi_node_checkpointer, while a script's own sys.exit(75) is a
-    failure with status 1; 124 after --timeout, or after CHAINERMN_TIMEOUT, the
-    watchdog's limit; 130 after Ctrl-C, and 128 + n after another signal n to this
-    program. Otherwise it is the status of the rank that failed first: 1 after an
-    exception, 128 + n after signal n.
+    Exit status: 0 if the job succeeds; 2 if no rank starts; 75 if
+    create_multi_node_checkpointer has saved on all ranks, and they have left; 124 after
+    --timeout, or after CHAINERMN_TIMEOUT, the watchdog's limit; 130 after Ctrl-C; 128 + n
+    after another signal n to this program. Otherwise it is the status of the rank that
+    failed first: 1 after an exception or sys.exit(75), 128 + n after signal n.
     """
     words = [script, *arguments]
     if is_module:

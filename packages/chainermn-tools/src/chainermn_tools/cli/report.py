@@ -23,18 +23,18 @@ from chainermn_tools.formatting import printable
 def report(results: tuple[str, ...], output: str) -> None:
     """Draw a job as a web page: curves, time lines, environment.
 
-    A RESULT is a folder or a file. Of a folder the page shows the file "log", which the
-    trainer's LogReport writes, the file "env.json", and a trace, which may be one folder
-    deeper. Without "env.json" the page shows the environment of this machine:
+    A RESULT is a folder or a file. From a folder, the page shows the file "log", which
+    the trainer's LogReport writes, the file "env.json", and a trace, which may be one
+    folder deeper. Without "env.json" the page shows the environment of this machine:
 
     \b
         chainermn env --json > result/env.json
         chainermn launch -n 4 --env CHAINERMN_TRACE=result/trace train.py
         chainermn report result
 
-    The page needs no network, and says what is missing or damaged.
+    The page needs no network. It says which files are missing or damaged.
 
-    Exit status: 0, or 2 when there is nothing to show, or the page can't be written.
+    Exit status: 0; 2 if there is nothing to show, or the page can't be written.
     """
     from chainermn_tools import report as reports
 

@@ -10,16 +10,16 @@ import click
 def stacks(job: int | None) -> None:
     """Print the Python stacks of a running job's ranks.
 
-    The job runs on. Ranks with the same stack share one. Run it on the job's first host
-    to see all ranks; another host shows its own. JOB is the PID of `chainermn launch`,
-    of mpiexec, or of a rank, on this host; without it, the only job here. Jobs of one
-    rank aren't shown:
+    The job goes on. Ranks with the same stack are shown together. On the job's first
+    host the command shows all ranks, and on other hosts only the ranks there. JOB is the
+    PID of `chainermn launch`, of mpiexec or of a rank on this host. You can omit JOB if
+    only one job runs here. Jobs with one rank aren't shown:
 
     \b
         chainermn stacks 4711
 
-    Exit status: 0; 1 when the job has ended or doesn't answer; 2 when no such job is
-    seen here.
+    Exit status: 0; 1 if the job has ended or doesn't answer; 2 if there is no such job
+    here.
     """
     from chainermn_tools import live
 

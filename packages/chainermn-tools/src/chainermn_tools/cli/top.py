@@ -30,28 +30,33 @@ SORT_KEYS = [key for key in COLUMNS.values() if key != "host"]
     "--sort",
     type=click.Choice(SORT_KEYS),
     default="rank",
-    help="The largest first; by rank, which is the default, from 0 on.",
+    help="The column to sort by, with the largest value first. The default is rank, which "
+    "begins at 0.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, once.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON instead of a table, and end."
+)
 def top(job: int | None, sort: str, as_json: bool) -> None:
     """Show what each rank of a running job does now.
 
-    The last line names the rank that others wait for most. Run it on the job's first
-    host to see all ranks; another host shows its own. JOB is the PID of `chainermn
-    launch`, of mpiexec, or of a rank, on this host; without it, the only job here. Jobs
-    of one rank aren't shown. On a terminal the table is refreshed until Ctrl-C:
+    The last line names the rank that others wait for most. On the job's first host the
+    command shows all ranks, and on other hosts only the ranks there. JOB is the PID of
+    `chainermn launch`, of mpiexec or of a rank on this host. You can omit JOB if only
+    one job runs here. Jobs with one rank aren't shown. On a terminal the table is
+    refreshed until Ctrl-C:
 
     \b
         chainermn top --sort waited_for
         chainermn top 4711 --json
 
-    Percentages cover the last ten seconds, and the last two with --json or where the
-    output is no terminal: of waiting for other ranks; of being on the wire, that is in
-    a call to which all ranks have come; and of being waited for by others. A step is
-    one `update` of a multi-node optimizer; "examples/s" are those of this rank alone.
+    Percentages cover the last ten seconds, or the last two with --json or without a
+    terminal. They say how long a rank waited for other ranks, how long it was on the
+    wire, which is in a call that all ranks had begun, and how long other ranks waited for
+    this rank. A step is one `update` of a multi-node optimizer. "examples/s" counts the
+    examples of this rank alone.
 
-    Exit status: 0; 1 when the job has ended or doesn't answer; 2 when no such job is
-    seen here.
+    Exit status: 0; 1 if the job has ended or doesn't answer; 2 if there is no such job
+    here.
     """
     from chainermn_tools import live
 

@@ -13,12 +13,15 @@ from chainermn_tools.cli import options
 @click.command()
 @click.argument("folder", metavar="DIR")
 @click.option(
-    "--run", "wanted", metavar="RUN", help="Another run than the newest, by its name."
+    "--run",
+    "wanted",
+    metavar="RUN",
+    help="The name of a run. The default is the newest run.",
 )
 @click.option(
     "--output",
     metavar="FILE",
-    help="Write all ranks into one file for Perfetto or Chrome.",
+    help="Write the traces of all ranks into one file for Perfetto or Chrome.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 def trace(
@@ -29,22 +32,23 @@ def trace(
 ) -> None:
     """Show what a traced job's communicators did, and who was late.
 
-    If CHAINERMN_TRACE names a folder, each rank of a job writes a file there. DIR is that
-    folder, or one rank's file, which is called RUN.rankN.json:
+    If CHAINERMN_TRACE names a folder, each rank of a job writes a file RUN.rankN.json
+    there. DIR is this folder, or the file of one rank:
 
     \b
         chainermn launch -n 4 --env CHAINERMN_TRACE=traces train.py
         chainermn trace traces --output merged.json
 
-    In the tables, "communicator" is its name in the files, "number" counts its
-    collective calls, "bytes" are all ranks' payload, and "raised" counts calls that
-    ended by an exception. The tables' last line names the rank that others wait for most.
-    `chainermn report` draws the ranks' time lines.
+    In the tables, "communicator" is the communicator's name in the files, "number"
+    counts its collective calls, "bytes" is the payload of all ranks, and "raised" counts
+    the calls that ended with an exception. The last line names the rank that others wait
+    for most. `chainermn report` draws the ranks' time lines.
 
-    Clocks of the ranks are aligned. A call is written when it ends: one in which a job
-    hung or was killed is in no file. `chainermn stacks` shows it while the job runs.
+    The ranks' clocks are aligned. A call is written when it ends, so a call in which a
+    job hung or was killed is in no file. `chainermn stacks` shows such a call while the
+    job runs.
 
-    Exit status: 0, or 2 when there is no trace, or a file can't be written.
+    Exit status: 0; 2 if there is no trace, or a file can't be written.
     """
     from chainermn_tools import trace as traces
     from chainermn_tools.formatting import make_console, printable

@@ -193,7 +193,7 @@ class CheckpointFolder:
         if found is None and (is_lost or len(iterations) > 1):
             raise RuntimeError(
                 f"rank {self._comm.rank}: nothing of {files.name!r} in {files.path} is complete: "
-                f"{text}; mend the files, or remove them to start at 0"
+                f"{text}; restore the files, or remove them to start at 0"
             )
         if problems:
             begin = "0"
