@@ -21,7 +21,7 @@ OFFERED = {
     "comm.messaging.point_to_point",
     "train.iterators.epoch_positions",
     "comm.trace.tracer",
-    *("tools.bench.plot", "tools.bench.runner", "tools.bench.text"),
+    *("tools.bench.plot", "tools.bench.runner", "tools.bench.table"),
 }
 
 

@@ -43,9 +43,9 @@ class ChunkedSum(Algorithm):
     def _sum(self, operand: Operand, chunk: Chunk) -> Rounds:
         divisor = operand.divisor
         op = operand.op
-        places = chunk.in_place(operand)
-        if places is not None:
-            source, target = places
+        views = chunk.in_place(operand)
+        if views is not None:
+            source, target = views
             yield from self._take_sum(source, target, divisor, op)
             return
         buffer = np.empty(chunk.size, chunk.dtype)

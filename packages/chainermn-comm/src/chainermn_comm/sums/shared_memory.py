@@ -198,15 +198,15 @@ class SharedMemoryAllreduce(Algorithm):
         self, operand: Operand, number: int, chunk: Chunk
     ) -> None:
         rows = list(self._rows_of(number, chunk))
-        places = chunk.in_place(operand)
-        if places is None:
+        views = chunk.in_place(operand)
+        if views is None:
             buffer = self._own_buffer(chunk)
             sum_rows(rows, buffer, operand.divisor, operand.op)
             chunk.unpack(buffer, operand)
             return
         # This rank's own terms are read from the memory of the sums, so their slot needs no
         # room in a core's cache.
-        rows[self._intra_rank], target = places
+        rows[self._intra_rank], target = views
         sum_rows(rows, target, operand.divisor, operand.op)
 
     def _sum(self, operand: Operand, number: int, chunk: Chunk) -> None:

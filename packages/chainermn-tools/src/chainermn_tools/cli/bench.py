@@ -28,7 +28,8 @@ MOST_RANKS = 4
     "ranks",
     type=click.IntRange(1),
     metavar="N",
-    help="Ranks to start; without it as many as there are cores, from 2 to 4.",
+    help="The number of ranks to start. By default it is the number of cores, but at "
+    "least 2 and at most 4.",
 )
 @click.option(
     "--communicator",
@@ -36,16 +37,19 @@ MOST_RANKS = 4
     multiple=True,
     type=click.Choice(COMMUNICATORS),
     metavar="NAME",
-    help=f"A communicator to measure, of {', '.join(COMMUNICATORS)}; may be given several "
-    "times. Without it, all that exchange arrays in host memory.",
+    help=f"A communicator to measure: {', '.join(COMMUNICATORS)}. The option can be "
+    "repeated. By default all communicators are measured that exchange arrays in host "
+    "memory.",
 )
 @click.option(
     "--max-size",
     type=click.Choice(list(SIZES)),
     default="64M",
-    help="The largest array, 64M by default.",
+    help="The size of the largest array, 64M by default.",
 )
-@click.option("--plot", metavar="FILE", help="Draw a picture, such as bench.png.")
+@click.option(
+    "--plot", metavar="FILE", help="Draw the times into a picture, such as bench.png."
+)
 @click.pass_context
 def bench(
     ctx: click.Context,
@@ -56,22 +60,22 @@ def bench(
 ) -> None:
     """Check what communicators return, and measure how fast they are.
 
-    The result is one table: the median time of a call, by the bytes of the array, which
-    lies in host memory. The largest size, 64M, needs 256 MiB for each rank. Every value
-    is compared with the right one, before and after the calls are timed. The run takes
-    up to a minute.
+    The command prints one table: the median time of a call for each size of an array in
+    host memory. The largest size, 64M, needs 256 MiB for each rank. Before and after
+    the calls are timed, every value is compared with the expected value. A run takes up
+    to a minute.
 
-    The command starts ranks on this host. Inside a launcher it measures the ranks that
-    are there, such as those of two hosts:
+    The command starts ranks on this host. Under mpiexec it measures the ranks that
+    mpiexec has started, for example on two hosts:
 
     \b
         chainermn bench -n 4 --plot bench.png
         mpiexec -n 4 -hosts a:2,b:2 chainermn bench   # MPICH
         mpiexec -n 4 --host a:2,b:2 chainermn bench   # Open MPI
 
-    Exit status: 0 when all values were right; 1 when some were not, or nothing could be
-    measured; 2 for a wrong command line; 124 after ten minutes; else that of the rank
-    that failed.
+    Exit status: 0 if all values were right; 1 if some values were wrong, or nothing
+    could be measured; 2 for a wrong command line; 124 after ten minutes; otherwise the
+    status of the rank that failed.
     """
     if plot is not None:
         _check_plot(plot)
@@ -130,7 +134,7 @@ def _measure_here(names: Sequence[str], sizes: list[int], plot: str | None) -> i
     from mpi4py import MPI
 
     from chainermn_tools.bench import plot as picture
-    from chainermn_tools.bench import runner, text
+    from chainermn_tools.bench import runner, table
 
     if MPI.COMM_WORLD.rank == 0:
         click.echo("chainermn bench: this takes up to a minute", err=True)
@@ -140,7 +144,7 @@ def _measure_here(names: Sequence[str], sizes: list[int], plot: str | None) -> i
         raise click.ClickException(str(error)) from None
     if MPI.COMM_WORLD.rank == 0:
         # Open MPI gives each rank a terminal, wherever the output of mpiexec goes.
-        text.render(report, make_console(force_terminal=False))
+        table.render(report, make_console(force_terminal=False))
         if plot is not None:
             options.save("--plot", plot, lambda: picture.plot_report(report, plot))
     return int(not report.correct)

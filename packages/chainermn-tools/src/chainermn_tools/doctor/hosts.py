@@ -78,15 +78,15 @@ def slots(context: Context) -> CheckResult:
     except ValueError as error:
         total = sum(host.slots or 1 for host in context.hosts)
         return failed(str(error), f"-n {total}")
-    return ok(_places(assigned))
+    return ok(_ranks_on_hosts(assigned))
 
 
-def _places(ranks_per_host: Mapping[str, int]) -> str:
-    places = [
+def _ranks_on_hosts(ranks_per_host: Mapping[str, int]) -> str:
+    texts = [
         f"{format_count(ranks, 'rank')} on {host}"
         for host, ranks in ranks_per_host.items()
     ]
-    return join_first(places, MAX_NAMED)
+    return join_first(texts, MAX_NAMED)
 
 
 def _logins(context: Context) -> dict[str, Login]:
@@ -198,10 +198,11 @@ def start(context: Context) -> CheckResult:
         wanted[names[host]] += ranks
     began = Counter(one["host"] for one in job.results(FACTS))
     if began == wanted:
-        return ok(_places(wanted), ranks=dict(wanted))
+        return ok(_ranks_on_hosts(wanted), ranks=dict(wanted))
     if began.total() == job.ranks:
         message = (
-            f"the ranks started elsewhere: {_places(began)}; wanted: {_places(wanted)}"
+            f"the ranks started elsewhere: {_ranks_on_hosts(began)}; "
+            f"wanted: {_ranks_on_hosts(wanted)}"
         )
         hint = "env | grep -E 'HYDRA_|PRTE_MCA_|OMPI_MCA_|SLURM_'   # something overrules the hosts"
         return failed(message, hint, ranks=dict(began))

@@ -14,7 +14,7 @@ import psutil  # type: ignore[import-untyped]
 from chainermn_comm.watchdog.diagnosis import Rank, WaitGraph
 from chainermn_comm.watchdog.processes import RUNNING
 from chainermn_tools.formatting import format_duration, join_first
-from chainermn_tools.live.job import LiveJob, ask
+from chainermn_tools.live.running_jobs import LiveJob, ask
 
 WAITING = "waiting"
 WIRE = "on the wire"

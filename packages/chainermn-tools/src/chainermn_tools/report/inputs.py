@@ -45,12 +45,12 @@ def find(paths: Sequence[Path]) -> Inputs:
     Notes name what is missing or can't be read. Raise NoReport if that leaves neither a
     log nor a trace, and for two of a kind.
     """
-    places = _places(paths)
+    path_of = _paths_by_kind(paths)
     found = Inputs()
-    for kind, take in TAKERS.items():
-        if kind in places:
+    for kind, read in READERS.items():
+        if kind in path_of:
             try:
-                take(found, places[kind])
+                read(found, path_of[kind])
             except (NoReport, trace.NoTrace) as error:
                 found.notes.append(str(error))
         elif kind != ENVIRONMENT:  # there is this machine's
@@ -61,40 +61,40 @@ def find(paths: Sequence[Path]) -> Inputs:
     return found
 
 
-def _take_log(found: Inputs, path: Path) -> None:
+def _read_log(found: Inputs, path: Path) -> None:
     log = _read(path, LOG, list)
     if not all(isinstance(entry, dict) for entry in log or [None]):
         raise NoReport(f"{path} is not {FOUND[LOG]}")
     found.log = log
 
 
-def _take_environment(found: Inputs, path: Path) -> None:
+def _read_environment(found: Inputs, path: Path) -> None:
     found.environment = _read(path, ENVIRONMENT, dict)
     found.environment_of = str(path)
 
 
-def _take_trace(found: Inputs, path: Path) -> None:
+def _read_trace(found: Inputs, path: Path) -> None:
     run = trace.read(path)
     uncertainty = trace.align(run)
     found.summary = trace.summarize(run, *trace.match(run), uncertainty)
     found.timeline = trace.time_lines(run, found.summary)
 
 
-TAKERS = {LOG: _take_log, ENVIRONMENT: _take_environment, TRACE: _take_trace}
+READERS = {LOG: _read_log, ENVIRONMENT: _read_environment, TRACE: _read_trace}
 
 
-def _places(paths: Sequence[Path]) -> dict[str, Path]:
-    """Return where each kind of input is, at most one of each."""
-    places: dict[str, Path] = {}
+def _paths_by_kind(paths: Sequence[Path]) -> dict[str, Path]:
+    """Return the path of each kind of input, at most one of each kind."""
+    found: dict[str, Path] = {}
     for path in paths:
         try:
-            for kind, place in _kinds(path):
-                if places.setdefault(kind, place) != place:
-                    both = f"{places[kind]} and {place} are both {FOUND[kind]}"
+            for kind, part in _kinds(path):
+                if found.setdefault(kind, part) != part:
+                    both = f"{found[kind]} and {part} are both {FOUND[kind]}"
                     raise NoReport(f"{both}: give one of them")
         except OSError as error:
             raise NoReport(f"{path} can't be read: {error.strerror}") from None
-    return places
+    return found
 
 
 def _kinds(path: Path) -> Iterator[tuple[str, Path]]:

@@ -7,7 +7,7 @@ from chainermn_tools.trace.loader import is_trace as is_trace
 from chainermn_tools.trace.loader import read as read
 from chainermn_tools.trace.matching import match as match
 from chainermn_tools.trace.summary import summarize as summarize
-from chainermn_tools.trace.text import TABLES as TABLES
-from chainermn_tools.trace.text import render as render
-from chainermn_tools.trace.text import title as title
+from chainermn_tools.trace.tables import TABLES as TABLES
+from chainermn_tools.trace.tables import render as render
+from chainermn_tools.trace.tables import title as title
 from chainermn_tools.trace.timeline import time_lines as time_lines
