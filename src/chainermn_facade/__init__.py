@@ -1,4 +1,4 @@
-"""What `import chainermn` gives: the names of the four packages under ChainerMN's own."""
+"""The module that `import chainermn` gives: the four packages' names under ChainerMN's names."""
 
 from importlib import import_module
 from importlib.metadata import version

@@ -12,7 +12,7 @@ _SCATTER = (
     "get_n_iterations_for_one_epoch, scatter_dataset, scatter_index"
 )
 
-# What stands in each.
+# The names in each module.
 SOURCES = {
     "communicators": "from chainermn_comm import *",
     "communicators._base": _COMMUNICATOR_BASE,
@@ -100,7 +100,8 @@ LEFT_OUT = {
     ),
 }
 
-# These have one class, which is imported when it is looked up: that starts MPI.
+# Each of these has one class, which is imported only when it is looked up, because the
+# import starts MPI.
 CLASSES = {
     path: source.removeprefix(_NAMED)
     for path, source in SOURCES.items()

@@ -1,4 +1,4 @@
-"""NCCL's functions and constants, as CuPy has them, and whether they are there."""
+"""NCCL's functions and constants, as CuPy has them, and whether they are available."""
 
 try:
     from cupy.cuda.nccl import *  # noqa: F403

@@ -1,9 +1,9 @@
 """Events that a job sends to `chainermn launch`: lines of JSON in the ranks' standard error.
 
-Nothing else reaches the launcher from any host without a shared folder or an open port.
-An event is a JSON object after a mark and the job's id; docs/decisions/tools.md lists
-the kinds. Only the standard library is imported: a rank imports this before the script,
-and the monitor has no more.
+Without a shared folder or an open port, nothing else reaches the launcher from every
+host. An event is a JSON object after a mark and the job's id; docs/decisions/tools.md
+lists the kinds. Only the standard library is imported: a rank imports this file before
+the script, and the monitor has nothing else.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ RANK_VARIABLES = (
     ("PMI_RANK", "PMI_SIZE"),
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
     ("PMIX_RANK", "SLURM_STEP_NUM_TASKS"),
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # a shell of `srun --pty` has them, too
+    # A shell of `srun --pty` has these variables, too.
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
 MARK = "\x1e"  # begins an event
 # Exit statuses, as in docs/reference.md: nothing has started; all ranks have saved and
@@ -66,7 +67,8 @@ def emit(kind: str, **fields: Any) -> None:
     job = active_job()
     if job is None:
         return
-    with contextlib.suppress(Exception):  # it may be closed, or somebody else's object
+    # Standard error may be closed, or be an object of the script's.
+    with contextlib.suppress(Exception):
         sys.stderr.flush()
     with contextlib.suppress(Exception):
         rank, _ = rank_from_env() or (0, 1)
@@ -103,7 +105,7 @@ def _is_in_slurms_shell() -> bool:
 
 
 def exit_code(code: object) -> int:
-    """Return the exit status, 0 to 255, of `SystemExit(code)`; 1 if 8 bits make 0 of a failure."""
+    """Return the exit status, 0 to 255, of `SystemExit(code)`; never 0 for a failure."""
     if code is None:
         return 0
     if isinstance(code, int):

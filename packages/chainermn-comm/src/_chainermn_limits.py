@@ -40,7 +40,7 @@ def cgroup_folders(
         elif controller not in controllers.split(","):
             continue
         for top in tops:
-            folder = top / path.lstrip("/")  # in a container it may not be there
+            folder = top / path.lstrip("/")  # in a container the folder may be missing
             for each in (folder, *folder.parents):
                 if each.is_relative_to(top):
                     yield each
@@ -59,7 +59,7 @@ def tightest_cgroup(
 
 
 def _cpu_quota(folder: Path) -> float | None:
-    """Return a cgroup's CPU limit in cores; None if there is none, or the folder doesn't tell."""
+    """Return a cgroup's CPU limit in cores; None if it has none, or none can be read."""
     for files in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
         with suppress(OSError, ValueError):  # the quota may be "max"
             words = " ".join((folder / file).read_text() for file in files).split()

@@ -8,8 +8,8 @@ import sys
 import traceback
 from collections.abc import Iterable
 
-# Words of a failure's description, each with the next step. The first row counts whose
-# words occur. Words after a caret must occur at the beginning.
+# Words of a failure's description, each with the next step. The first row whose words
+# occur is used. Words after a caret must occur at the beginning.
 STEPS = (
     ("KeyboardInterrupt", "start it again; it goes on only from a checkpoint"),
     ("ranks disagree on parameter", "build the same model on all ranks"),

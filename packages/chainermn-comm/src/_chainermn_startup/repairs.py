@@ -28,7 +28,7 @@ class Repair:
     def __init__(
         self, module: str, why: str, since: Since, *changes: tuple[str, str]
     ) -> None:
-        """Of a change, the first stands once in the source, and the second is put there."""
+        """Each change is a text that occurs once in the source, and the text that replaces it."""
         self.module = module
         self.why = why
         self.since = since

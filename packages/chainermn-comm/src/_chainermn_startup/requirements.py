@@ -10,7 +10,8 @@ class VersionConflict(Exception):
     """A distribution is installed in another version than is required."""
 
 
-ResolutionError = (DistributionNotFound, VersionConflict)  # Chainer only catches it
+# Chainer catches this error, and never raises it.
+ResolutionError = (DistributionNotFound, VersionConflict)
 
 
 def require(*requirements: str) -> None:

@@ -9,9 +9,10 @@ from _chainermn_events import GRACE_VARIABLE
 
 ABORT_VARIABLE = "CHAINERMN_FORCE_ABORT_ON_EXCEPTION"
 ALONE_VARIABLE = "CHAINERMN_ALLOW_ALONE"
-# Read as Python starts, where 1 alone means on.
+# Read when Python starts, where only 1 means on.
 _START_UP = ("CHAINERMN_USE_BUNDLED", "CHAINERMN_NO_COMPAT")
-# Fewer seconds than these are none; more, some thirty years, are a mistake.
+# The range of times. Shorter times make no sense, and longer ones (some thirty years)
+# are mistakes.
 LEAST_SECONDS = 1e-3
 MOST_SECONDS = 1e9
 _OFF = ("0", "false", "no", "off")

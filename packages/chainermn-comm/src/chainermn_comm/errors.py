@@ -52,10 +52,10 @@ class raise_together:
             call.payload = own
         use(call.payloads)
 
-    Whatever leaves the block, also KeyboardInterrupt and SystemExit, is raised on this
-    rank, and PeerError on the other ranks, which would wait in vain. An error that all
-    ranks have raised together inside of the block, in the communicator's last call, is
-    not exchanged a second time.
+    Any exception that leaves the block, including KeyboardInterrupt and SystemExit, is
+    raised on this rank, and PeerError on the other ranks, which would wait in vain. An
+    error that all ranks have raised together inside of the block, in the communicator's
+    last call, is not exchanged a second time.
 
     Attributes:
         signature: entries that must be equal on all ranks; set in the block.

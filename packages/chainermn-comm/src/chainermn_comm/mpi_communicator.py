@@ -55,7 +55,7 @@ LARGEST_INT = 2**31 - 1
 
 
 def takes_second_as_root(method: Method) -> Method:
-    """Decorate `bcast`, which can't see whether ``max_buf_len`` was passed by name."""
+    """Decorate `bcast`, which alone can't tell whether ``max_buf_len`` was passed by name."""
 
     @wraps(method)
     def call(self: Any, *args: Any, **named: Any) -> Any:
@@ -116,7 +116,8 @@ class MpiCommunicator(CommunicatorBase):
         ranks, and a time-out.
         """
         require_running_mpi()
-        # First, because an error of one rank below must not leave the others waiting.
+        # This comes first, because an error of one rank below must not leave other
+        # ranks waiting.
         install_by_default()
         comm = checked_intracomm(mpi_comm)
         with creating(comm, _timeout) as group:
@@ -432,7 +433,7 @@ class MpiCommunicator(CommunicatorBase):
         operation: str = "allreduce_grad",
         channel: CommunicatorBase | None = None,
     ) -> Reducer:
-        # Or another class's or communicator's in its place.
+        # It may also be the one of another class or communicator.
         own: Any = self.multi_node_mean_grad
         is_ours = getattr(own, "__func__", None) is MpiCommunicator.multi_node_mean_grad
         is_ours = is_ours and own.__self__ is self
@@ -550,7 +551,7 @@ class MpiCommunicator(CommunicatorBase):
 
     @property
     def _releasable(self) -> ProcessGroup | None:
-        """The open group; None if releasing would wait for ever, or isn't up to this process."""
+        """The open group; None if releasing would wait for ever, or is another process's task."""
         is_forked = os.getpid() != self._process
         if self._interruptions or MPI.Is_finalized() or is_forked:
             return None

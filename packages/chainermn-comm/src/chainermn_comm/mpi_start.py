@@ -31,8 +31,8 @@ _COMMANDS = (
 def _rank_of_worker() -> int | None:
     """Return the rank whose worker process this is, or None in any other process.
 
-    A worker is a process that ``multiprocessing`` starts, also the server that forks
-    workers.
+    A worker is a process that ``multiprocessing`` starts, including the server that
+    forks workers.
     """
     launched = rank_from_env()
     if launched is None:
@@ -47,8 +47,9 @@ def _rank_of_worker() -> int | None:
 def keep_workers_from_starting_mpi() -> None:
     """Let an import of ``mpi4py.MPI`` in a worker process of a rank not start MPI.
 
-    The rank's place at the launcher is taken, so MPI would wait there for ever. Called
-    before any import that starts MPI. A worker that was forked may have the rank's MPI.
+    The rank's place at the launcher is taken, so MPI would wait there for ever. The
+    function is called before any import that starts MPI. A forked worker may have the
+    rank's MPI.
     """
     if _rank_of_worker() is not None:
         mpi4py.rc.initialize = False
@@ -83,7 +84,7 @@ def require_running_mpi() -> None:
 
 
 def refuse_to_be_alone(mpi_comm: MPI.Intracomm | None) -> None:
-    """Raise RuntimeError, or warn if asked, if this only rank of MPI's was started with others.
+    """Raise RuntimeError, or warn, if MPI knows only this rank but the launcher started several.
 
     A process that no launcher started may go on alone, and says so.
     """
@@ -101,7 +102,8 @@ def refuse_to_be_alone(mpi_comm: MPI.Intracomm | None) -> None:
     # A launcher that doesn't tell the size has started several if this isn't rank 0.
     if size == 1 or (size is None and rank == 0):
         return
-    with suppress(OSError):  # a process that a rank has started inherits its variables
+    # A process that a rank has started inherits the rank's variables.
+    with suppress(OSError):
         if "libmpi" in Path(f"/proc/{os.getppid()}/maps").read_text():
             return
     vendor = MPI.get_vendor()[0]
@@ -118,7 +120,7 @@ def refuse_to_be_alone(mpi_comm: MPI.Intracomm | None) -> None:
 
 @functools.cache
 def _say_alone() -> None:
-    """Print once that this is the only rank, as a script does that lacks its mpiexec."""
+    """Print once that this is the only rank, in case the user has forgotten mpiexec."""
     if not switch(ALONE_VARIABLE):
         print(
             "ChainerMN: this process is the only rank, since no mpiexec started it. For 4 ranks: "
@@ -136,11 +138,11 @@ def warn_of_small_shm() -> None:
         ranks = int(os.environ.get("MPI_LOCALNRANKS", 0))
         rank = int(os.environ.get("MPI_LOCALRANKID", 0))
         found = os.statvfs("/dev/shm")
-    except (OSError, ValueError):  # it is a hint
+    except (OSError, ValueError):  # the warning is only a hint
         return
     size = found.f_blocks * found.f_frsize >> 20
     needed = 5 * ranks
-    # A few ranks get on with less.
+    # A few ranks need less.
     if rank == 0 and ranks >= 8 and size < needed:
         print(
             f"ChainerMN: /dev/shm has {size} MB, and MPICH needs {needed} MB for {ranks} "

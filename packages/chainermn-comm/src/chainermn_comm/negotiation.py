@@ -67,7 +67,7 @@ def creating(
 def _world_ranks(comm: MPI.Intracomm) -> list[int]:
     """Return the ranks of ``comm`` as numbers of ``MPI.COMM_WORLD``, this process first."""
     ranks = [*range(comm.rank, comm.size), *range(comm.rank)]
-    if comm == MPI.COMM_WORLD:  # some MPIs look for each rank among all
+    if comm == MPI.COMM_WORLD:  # some MPIs search all ranks for each rank
         return ranks
     world = MPI.COMM_WORLD.Get_group()
     return list(MPI.Group.Translate_ranks(comm.Get_group(), ranks, world))

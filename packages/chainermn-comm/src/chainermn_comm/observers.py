@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-NOBODY = -1  # in place of a rank, or of a tag
+NOBODY = -1  # stands for no rank, or no tag
 
 
 class CallObserver:
@@ -29,7 +29,7 @@ class CallObserver:
         """Note that this rank is about to wait for one other rank; ``what`` names the purpose."""
 
     def leave(self, error: BaseException | None = None) -> None:
-        """This rank waits no longer, perhaps because of an error that the call raises."""
+        """Note that this rank waits no longer, perhaps because the call raises an error."""
 
     def release(self) -> None:
-        """The communicator has been finalized."""
+        """Note that the communicator has been finalized."""

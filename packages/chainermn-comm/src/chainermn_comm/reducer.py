@@ -106,7 +106,8 @@ class Reducer:
                 ranks.
             PeerError: another rank raised an error instead of agreeing.
         """
-        if isinstance(payload, bytes):  # else the handshake refuses it, on all ranks
+        # Otherwise the handshake refuses it on all ranks.
+        if isinstance(payload, bytes):
             payload = bytes([len(self._buckets) > 0]) + payload
         rows = self._communicator.handshake(self._operation, signature, payload=payload)
         self._added_by_rank = [row[0] > 0 for row in rows]

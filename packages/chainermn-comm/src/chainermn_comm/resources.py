@@ -29,13 +29,13 @@ class Resources(contextlib.ExitStack):
         self.users: list[weakref.ref[Any]] = []
         # The resources of communicators made from this one, which are freed first.
         self.made: list[Resources] = []
-        # Why its ranks can't free it together, if they can't.
+        # If ranks can't free the communicator together, the reason.
         self.interruptions: list[str] = []
         made_from(parent).append(self)
 
     @property
     def is_unused(self) -> bool:
-        """Whether nothing on this rank can use it any more."""
+        """Whether nothing on this rank can use the communicator any more."""
         if self.interruptions or any(user() for user in self.users):
             return False
         return all(each.is_unused for each in self.made)
@@ -56,7 +56,7 @@ def made_from(comm: MPI.Intracomm) -> list[Resources]:
 def free_unused(comm: MPI.Intracomm) -> None:
     """Free the communicators made from ``comm`` that no rank uses any more (collective)."""
     made = made_from(comm)
-    if made:  # as many on all ranks
+    if made:  # all ranks have the same number
         unused = np.array([each.is_unused for each in made])
         comm.Allreduce(MPI.IN_PLACE, unused, MPI.LAND)
         for number in np.flatnonzero(unused)[::-1]:

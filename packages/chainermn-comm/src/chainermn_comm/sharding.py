@@ -1,4 +1,4 @@
-"""Models in parts: which ranks hold a parameter how, and the norm of all their gradients."""
+"""Models in parts: how ranks hold each parameter, and the norm of all gradients."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .numbers import as_array
 
 OPERATION = "global_norm"
 # Elements of a gradient that are widened to float64 at once. On hosts they fit in a
-# core's cache: of 25 million float32 numbers, 47 ms instead of 96 with 2^20. On GPUs they
-# are few launches, in 128 MiB.
+# core's cache: 25 million float32 numbers take 47 ms, and 96 ms with 2^20. On GPUs
+# there are few launches, which take 128 MiB.
 HOST_CHUNK = 65_536
 GPU_CHUNK = 16_777_216
 
@@ -127,7 +127,7 @@ def _squares(array: Any, rank: int) -> float:
 
 
 def _sum_once(payloads: list[bytes], what: str) -> float:
-    """Return the sum of squares in which each element counts once, of what all ranks hold."""
+    """Return the sum of squares over all ranks, in which each element counts once."""
     squares = defaultdict[Any, float](float)
     copies = defaultdict[Any, float](float)
     # How many ranks belong to the groups of a part's holders, and the part's dtype and shape.

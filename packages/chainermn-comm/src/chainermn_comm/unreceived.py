@@ -15,9 +15,9 @@ from mpi4py import MPI
 def say_unreceived_at_the_end(
     comm: MPI.Intracomm, max_tag: int, interruptions: list[str], resources: ExitStack
 ) -> None:
-    """Name a message left in ``comm`` when ``resources`` are closed, or else at the process's end.
+    """Report a message left in ``comm`` when ``resources`` are closed, or at the process's end.
 
-    After interruptions nothing is said, since they leave messages. Greater tags than
+    After interruptions nothing is printed, since they leave messages. Greater tags than
     ``max_tag`` are those of collective operations, which a background thread may still
     carry out at the process's end. The function is not collective.
     """

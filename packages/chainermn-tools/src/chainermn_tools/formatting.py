@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 KIB = 1 << 10
-# Of a table elsewhere than on a terminal: nothing is folded there.
+# The width of a table outside of a terminal, where nothing is folded.
 PLAIN_WIDTH = 1 << 20
 MOST_RECORDS = 32
 GAP = 2  # between columns
@@ -36,7 +36,7 @@ def format_duration(seconds: float) -> str:
 
 
 def _three_digits(value: float) -> str:
-    """Return a number with three digits that count, or more before its point."""
+    """Return a number with three significant digits, or more before its point."""
     if value >= 99.5:
         return f"{value:.0f}"
     return f"{value:.3g}"
@@ -66,11 +66,11 @@ def printable(text: str, kept: str = "") -> str:
 
 
 def format_value(key: str, value: Any) -> str:
-    """Return a value of a record as text; the key, or its end, says what it is."""
+    """Return a value of a record as text; the key, or its end, says which unit the value has."""
     kind = key.rpartition("_")[2]
     if value is None:
         return "-"
-    if key == "at_seconds":  # a place to find in other views of the same
+    if key == "at_seconds":  # a point in time, to be found in other views of the run
         return f"{value:.6f} s"
     if kind == "seconds":
         return format_duration(value)
@@ -110,7 +110,7 @@ def print_line(text: str, console: Console, style: str = "") -> None:
 
 
 def print_text(text: str, console: Console, style: str = "", indent: int = 0) -> None:
-    """Print an indented sentence, wrapped to a terminal's width; elsewhere it is one line."""
+    """Print an indented sentence, wrapped to a terminal's width; elsewhere as one line."""
     from rich.padding import Padding
     from rich.text import Text
 

@@ -8,9 +8,11 @@ from typing import Any
 import _chainermn_events
 from _chainermn_events import MOST_BYTES
 
-# Of an event, beside its fields: the mark, the job, the version, the kind and the rank.
+# The bytes of an event beside its fields: the mark, the job, the version, the kind and
+# the rank.
 BYTES_BESIDE = 256
-# What remains of an event's texts, in characters; the first that makes it short enough.
+# How many characters of an event's texts remain: the first number that makes the event
+# short enough.
 LONGEST_TEXTS = range(MOST_BYTES, 15, -20)
 
 
@@ -20,7 +22,7 @@ def emit(kind: str, **fields: Any) -> None:
 
 
 def shortened(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return an event's fields so that it isn't too long, if shorter texts can do that."""
+    """Return an event's fields, with shortened texts if the event is too long."""
     for most in LONGEST_TEXTS:
         short: dict[str, Any] = _shorten(fields, most)
         if len(json.dumps(short)) <= MOST_BYTES - BYTES_BESIDE:

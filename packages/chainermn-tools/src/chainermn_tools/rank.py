@@ -26,7 +26,7 @@ from _chainermn_verdict import is_secondary, traceback_of
 from chainermn_tools import long_events
 from chainermn_tools.threads import divide_cores
 
-# Of a traceback's last line.
+# The most characters of a traceback's last line.
 HEADLINE_CHARACTERS = 500
 # Names the folder where each rank's output goes.
 LOG_VARIABLE = "CHAINERMN_LOG_DIR"
@@ -46,31 +46,31 @@ def main() -> None:
     if not is_module and not sys.flags.safe_path:
         sys.path[0] = os.path.dirname(os.path.realpath(script))
     for stream in (sys.stdout, sys.stderr):
-        # Somebody put another one there.
+        # A start-up file may have replaced the stream.
         with contextlib.suppress(AttributeError, ValueError):
             # Lines are then written whole, and ranks' lines don't mix.
             stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
     if LOG_VARIABLE in os.environ:
         _log_to(os.environ[LOG_VARIABLE])
     divide_cores()
-    # In both places, as the abort hook prints by itself where nobody has set another
-    # one.
+    # In both places, because the abort hook prints by itself if nobody has set another
+    # hook.
     sys.excepthook = sys.__excepthook__ = _print_error
-    # Whose handlers would take the place of these.
+    # Open MPI's own handlers would replace these.
     if "OMPI_COMM_WORLD_RANK" not in os.environ:
         faulthandler.enable(2, all_threads=False)  # a crash shows the Python line
     process = os.getpid()
     emit("started", pid=process, host=socket.gethostname())
 
     def exit_at_once(status: int) -> NoReturn:
-        if os.getpid() == process:  # worker processes end so
+        if os.getpid() == process:  # worker processes end this way
             emit("exited", what=f"os._exit({status})", status=status & 0xFF)
         _real_exit(status)
 
     os._exit = exit_at_once
     if signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:
         signal.signal(signal.SIGUSR1, pass_warning_on)
-    # First to be registered, so last to run: after the script's own.
+    # Registered first, so this function runs last, after the script's own functions.
     atexit.register(_finish, process)
     try:
         if is_module:
@@ -98,7 +98,8 @@ def _check_module(name: str) -> None:
         if spec is not None:
             return
     except ModuleNotFoundError as error:
-        if not f"{name}.".startswith(f"{error.name}."):  # a package of it needs another
+        # The module itself needs another one.
+        if not f"{name}.".startswith(f"{error.name}."):
             raise
     sys.exit(f"there is no module {name}")
 
@@ -162,7 +163,7 @@ def _describe(error: BaseException) -> dict[str, Any]:
         what = only[-1 if isinstance(error, SyntaxError) else 0]
         what = " ".join(what.split())[:HEADLINE_CHARACTERS]
         text = traceback_of(error)
-    except Exception:  # its __str__ fails
+    except Exception:  # the error's `__str__` fails
         what = type(error).__name__
         text = "".join(traceback.format_tb(error.__traceback__))
     return {"what": what, "secondary": is_secondary(error), "traceback": text}

@@ -12,7 +12,7 @@ from typing import Any
 import _chainermn_limits
 from _chainermn_limits import chosen_thread_variables, tightest_cgroup
 
-# How many ranks an mpiexec has started on this host.
+# The variables in which an mpiexec says how many ranks it has started on this host.
 LOCAL_SIZES = (
     "MPI_LOCALNRANKS",
     "OMPI_COMM_WORLD_LOCAL_SIZE",
@@ -23,9 +23,9 @@ LOCAL_SIZES = (
 def available_cores() -> dict[str, Any]:
     """Return the cores of the ``machine``, and how many of them this process may use.
 
-    They are ``affinity`` (those it may run on), ``cgroup`` (its quota, in cores; None
-    without one) and ``usable``, a whole number of at least 1, and in Slurm no more than
-    its job's.
+    The latter are ``affinity`` (the cores on which it may run), ``cgroup`` (its quota
+    in cores; None without one) and ``usable``, a whole number of at least 1, and in
+    Slurm at most the job's cores.
     """
     affinity = len(os.sched_getaffinity(0))
     least: float = affinity
@@ -45,7 +45,7 @@ def available_cores() -> dict[str, Any]:
 
 
 def threads_per_rank(ranks: int) -> int | None:
-    """Return with how many threads each of the ranks here should compute; None if the user chose.
+    """Return the number of threads for each of the ranks here; None if the user has chosen one.
 
     On other hosts each rank counts for itself.
     """
@@ -60,7 +60,8 @@ def divide_cores() -> None:
     for name in LOCAL_SIZES:
         if not ranks and os.environ.get(name, "").isdigit():
             ranks = int(os.environ[name])
-    with suppress(KeyError, IndexError, ValueError):  # else srun may have started it
+    # Otherwise srun may have started it.
+    with suppress(KeyError, IndexError, ValueError):
         counts = expand_counts(os.environ["SLURM_STEP_TASKS_PER_NODE"])
         ranks = ranks or counts[int(os.environ["SLURM_NODEID"])]
     if ranks and (threads := threads_per_rank(ranks)):
@@ -68,7 +69,7 @@ def divide_cores() -> None:
 
 
 def expand_counts(text: str) -> list[int]:
-    """Return the numbers in Slurm's ``2(x3),1``, one a node; raise ValueError for what is none."""
+    """Return the numbers in Slurm's ``2(x3),1``, one per node; raise ValueError for other texts."""
     counts: list[int] = []
     for part in text.split(","):
         count, _, times = part.removesuffix(")").partition("(x")

@@ -67,7 +67,8 @@ def raise_if_any(error: BaseException | None) -> None:
         if error is not None:
             raise error
     finally:
-        del error  # else a cycle through its traceback would keep the gradients' memory
+        # Otherwise a cycle through its traceback would keep the gradients' memory.
+        del error
 
 
 def threads_may_use_mpi() -> bool:

@@ -34,7 +34,8 @@ SIGNALS = {signal.SIGTERM: signal.SIG_DFL, signal.SIGUSR1: signal.SIG_IGN}
 ECHO_SECONDS = 0.5
 
 _warned_at: float | None = None
-_timer: threading.Timer | None = None  # it ends this process after a warning
+# The timer that ends this process after a warning.
+_timer: threading.Timer | None = None
 _process: int | None = None  # the listening process, but not its forks
 
 

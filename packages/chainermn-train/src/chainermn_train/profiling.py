@@ -12,7 +12,8 @@ from typing import Any
 from .wrappers import AttributeProxy
 
 # Kernels run asynchronously. A step whose shares are measured has to wait for its
-# kernels, which costs a little overlap: on GPUs one step of so many is measured.
+# kernels, which costs a little overlap. So on GPUs only one step of this number is
+# measured.
 STEPS_PER_SAMPLE_ON_GPU = 16
 
 _UNTIMED = nullcontext()

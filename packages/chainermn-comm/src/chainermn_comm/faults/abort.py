@@ -1,8 +1,8 @@
 """Ends the whole job, with a failing status, when one rank fails while others may wait for it.
 
 A rank that ends by an uncaught exception or by `sys.exit(3)` goes on to `MPI_Finalize`,
-where it and the other ranks wait for each other. So such a rank prints what happened and
-calls `MPI_Abort`. Signals and kills are noticed by the launcher.
+where it and the other ranks wait for each other. So such a rank prints what happened
+and calls `MPI_Abort`. The launcher notices signals and kills.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from ..watchdog import job_name, mark_aborting, mark_finalizing
 from . import system_exit
 from .forks import flush_output, real_exit
 
-# Shows the child processes of a rank that they are no ranks: they inherit the
+# Tells the child processes of a rank that they are no ranks. They inherit the
 # launcher's variables, but a second MPI_Init under the same rank number fails.
 RANK_PROCESS = "CHAINERMN_RANK_PROCESS"
-# For a rank whose error may only follow from another rank's to be ended silently.
+# In these seconds a rank whose error may only follow from another rank's error is ended
+# silently.
 SECONDARY_ERROR_SECONDS = 1.5
 # Between the report and MPI_Abort: MPICH's launcher drops all text that it has not read
 # by then, and other ranks that fail can print their reports; see docs/decisions/failures.md.
@@ -44,7 +45,7 @@ TURN_SECONDS, TURNS = 0.04, 8
 # other ranks.
 LAST_RESORT_SECONDS = 3.0
 _process = 0  # the process whose failures our hooks report
-_previous = sys.__excepthook__  # in whose place ours is
+_previous = sys.__excepthook__  # the hook that ours has replaced
 _leaving = 0  # the exit status with which all ranks have agreed to leave
 
 
@@ -161,7 +162,7 @@ def _excepthook(
     details = ""
     code = 1
     if issubclass(kind, KeyboardInterrupt):
-        code = 130  # 128 + SIGINT, as a shell has it
+        code = 130  # 128 + SIGINT, as in a shell
     try:
         if is_secondary(value):
             time.sleep(SECONDARY_ERROR_SECONDS)
@@ -215,13 +216,13 @@ def abort_job(what: str, code: int, details: str = "") -> NoReturn:
     try:
         time.sleep(sys.modules["mpi4py.MPI"].COMM_WORLD.rank % TURNS * TURN_SECONDS)
         emit("aborted", what=what[:MOST_CHARACTERS], status=code)
-        # Ctrl-C reaches each rank at another line.
+        # Ctrl-C reaches each rank at a different line.
         said = what + details
         if code == 130:
             said = what
         if _is_first_to_say(said):
             text = f"\n{details}{_headline(what)}, ending the job.\n"
-            if not active_job():  # otherwise the launcher says what to do
+            if not active_job():  # otherwise the launcher prints the next step
                 place = users_lines(details)[-1:]
                 text += f"{next_step(what, *place)}\n"
             _write_stderr(text)

@@ -1,7 +1,7 @@
 """Lets a child that a rank forked end without touching the rank's MPI.
 
-mpi4py calls `MPI_Finalize` when an interpreter ends, in a forked child too. The child
-then takes the parent's place among the ranks: on MPICH that ends the job, on Open MPI
+mpi4py calls `MPI_Finalize` when an interpreter ends, also in a forked child. The child
+then takes the parent's place among the ranks. On MPICH the job ends, and on Open MPI
 the child hangs. So the child leaves by `os._exit`, as children of `multiprocessing` do,
 before its parent's exit functions.
 """
@@ -31,7 +31,7 @@ def skip_finalize_in_forks() -> None:
 def _in_child() -> None:
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
-        sys.last_value = None  # which an uncaught exception sets
+        sys.last_value = None  # set by an uncaught exception
         # This listener replaces the abort hook's.
         system_exit.watch(_note_status)
         atexit.register(_exit_without_mpi)
@@ -45,7 +45,8 @@ def _note_status(code: object) -> None:
 def flush_output() -> None:
     """Flush the buffers of Python's own streams."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # closed, or somebody else's object
+        # The stream may be closed, or be an object of the script's.
+        with contextlib.suppress(Exception):
             stream.flush()
 
 

@@ -1,7 +1,7 @@
 """Notices when the interpreter is about to end because of `SystemExit`, and with which code.
 
-Python calls no hook for this. Wrapping `sys.exit` would miss `raise SystemExit(3)`, and
-misjudge an exception that is caught. From 3.12 on `sys.monitoring` reports when the
+Python calls no hook in this case. Wrapping `sys.exit` would miss `raise SystemExit(3)`,
+and misjudge an exception that is caught. From 3.12 on `sys.monitoring` reports when the
 exception leaves the outermost frame. Python 3.11, which no longer changes, reads the
 attribute `code`, a descriptor of ours, when no frame is left (see
 docs/decisions/failures.md).
@@ -71,7 +71,7 @@ else:
         original = sys.exit
 
         def exit_by_instance(status: Any = None, /) -> NoReturn:
-            """`sys.exit`, which alone would raise a bare number and no instance with a `code`."""
+            """Do as `sys.exit`, but raise an instance with a `code` instead of a bare number."""
             try:
                 original(status)
             except SystemExit:  # makes an instance of it
@@ -80,6 +80,7 @@ else:
         # This finds `sys` itself, and modules with `from sys import exit`.
         for module in list(sys.modules.values()):
             if isinstance(module, types.ModuleType):
-                names = object.__getattribute__(module, "__dict__")  # loads no lazy one
+                # Loads no lazy module.
+                names = object.__getattribute__(module, "__dict__")
                 for name in [name for name, it in names.items() if it is original]:
                     names[name] = exit_by_instance

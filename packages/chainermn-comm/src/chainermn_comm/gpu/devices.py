@@ -65,7 +65,7 @@ def on_gpu(array: Any) -> bool:
 
 
 def device_of(array: Any) -> Any:
-    """Return the number of the device that holds the array; None of host memory."""
+    """Return the number of the device that holds the array; None for an array in host memory."""
     if on_gpu(array):
         return array.device.id
     return None

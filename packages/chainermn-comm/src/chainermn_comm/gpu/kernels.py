@@ -20,8 +20,8 @@ TILE = THREADS * EACH
 # A few times the number of blocks that a device runs at once. Each block searches once for
 # its tiles.
 MAX_BLOCKS = 1 << 12
-# Registers of a thread. With more a device runs fewer threads at once; with fewer
-# packing spills.
+# Registers of a thread. With more registers, a device runs fewer threads at once; with
+# fewer, the kernel for packing spills registers.
 REGISTERS = 40
 # The wire dtypes by name, each with its letter in a kernel's name.
 DTYPE_CODES = {"float16": "e", "float32": "f", "float64": "d", "bfloat16": "b"}
@@ -179,8 +179,8 @@ def launch(name: str, chunk: Chunk, table: Any, buffer: Any, divisor: int = 1) -
     """Run the kernel "pack" or "unpack" on the current stream; return at once.
 
     ``table`` begins with the chunk's :func:`segment_table`, and ``buffer`` has room for
-    its bytes; both are on the GPU. Packing divides elements, in float32 or wider, before
-    they are rounded.
+    the chunk's bytes. Both are on the GPU. Packing divides elements, in float32 or
+    wider, before they are rounded.
     """
     letter = DTYPE_CODES[chunk.dtype.name]
     kernel = devices.kernel(SOURCE, f"{name}_{letter}", REGISTERS)

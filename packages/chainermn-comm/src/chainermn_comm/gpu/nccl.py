@@ -22,7 +22,7 @@ Parts: TypeAlias = Iterable[tuple[int, Any]]
 # The first version that knows bfloat16; every NCCL for CUDA 12 is newer. The doctor
 # asks for it.
 OLDEST = (2, 10)
-# NCCL's number of bfloat16, which CuPy has a name for since 14.
+# NCCL's number of bfloat16, for which CuPy has had a name since version 14.
 BFLOAT16 = 9
 # NCCL sums these as NumPy does. It sums float16, too, but rounds at each step.
 INTEGERS = ("int8", "uint8", "int32", "uint32", "int64", "uint64")
@@ -75,7 +75,7 @@ class NcclCommunicator:
         self.allreduce([buffer], [buffer], np.add)
 
     def allreduce(self, sources: Arrays, targets: Arrays, op: np.ufunc) -> None:
-        """Write what ``op`` makes of each source over ranks into its target (collective)."""
+        """Reduce each source by ``op`` over ranks into its target (collective)."""
         with self._group() as comm:
             stream = devices.current_stream().ptr
             for source, target in zip(sources, targets, strict=True):
@@ -97,7 +97,7 @@ class NcclCommunicator:
         with self._group() as comm:
             stream = devices.current_stream().ptr
             for root, source in enumerate(sources):
-                received = 0  # NULL, if nothing is received
+                received = 0  # NULL if this rank receives nothing
                 if root == self.rank:
                     received = devices.address(target)
                 if source.size:
@@ -149,7 +149,7 @@ class NcclCommunicator:
             self._nccl.groupStart()
             try:
                 yield self._comm
-            finally:  # an open group would swallow all later operations
+            finally:  # an open group would delay all later operations for ever
                 self._nccl.groupEnd()
 
     def _operation(self, op: np.ufunc) -> int:
@@ -193,7 +193,7 @@ class NcclCommunicator:
 
 
 def sums(dtype: np.dtype, op: np.ufunc) -> bool:
-    """Return whether NCCL makes of such arrays what NumPy would."""
+    """Return whether NCCL reduces such arrays as NumPy would."""
     if op is np.add:
         return dtype.isnative and dtype.name in SUMS
     return dtype.isnative and dtype.name in INTEGERS

@@ -18,8 +18,8 @@ from ..numbers import as_bytes
 from ..runtime import wait_until
 from . import devices
 
-# Bytes of each buffer. Long beside what a copy costs to begin; page-locked memory is the
-# whole machine's.
+# Bytes of each buffer: enough to hide what it costs to begin a copy, and not more,
+# since page-locked memory is shared by the whole machine.
 BUFFER_BYTES = 32 << 20
 # Buffers and arrays of calls that failed: a device may still copy between them.
 _orphaned: list[Any] = []
@@ -82,7 +82,7 @@ def through_buffers(
     sources: Sequence[Any] = (),
     targets: Sequence[Any] = (),
 ) -> None:
-    """Fill a buffer from ``sources``, let ``work`` use it, copy it to ``targets``; chunk by chunk.
+    """For each chunk fill a buffer from ``sources``, call ``work``, and copy to ``targets``.
 
     Sources and targets are lists of 1-D arrays on GPUs. Sources are empty if ``work``
     fills the buffer, and targets if nothing is copied back. :func:`buffers_for` makes
@@ -100,7 +100,8 @@ def through_buffers(
         fill(0)
         for number, chunk in enumerate(chunks):
             slot = number % len(buffers)
-            fill(number + 1)  # while the host works on this one
+            # The next chunk is copied while the host works on this one.
+            fill(number + 1)
             wait(copied[slot])
             work(chunk, _part_for(chunk, buffers[slot]))
             if targets:

@@ -43,7 +43,7 @@ class NcclBackend(Backend):
         self._leaders = leaders
         self._staged = staged and nodes.inter_size > 1
         self._all_ranks: NcclCommunicator | None = None
-        self._watcher: Watcher | None = None  # once something is connected
+        self._watcher: Watcher | None = None  # None until something is connected
 
     # Gradients.
 
@@ -147,8 +147,9 @@ def _is_busy() -> bool:
     """Return whether NCCL may work, or be given work, for another thread of this rank.
 
     Work of two NCCL communicators that comes in different orders on two ranks can wait
-    for each other for ever. So only the main thread gives NCCL users' arrays, and none
-    while means are taken in the background. If one rank is busy, all ranks copy.
+    for each other for ever. So only the main thread gives users' arrays to NCCL, and
+    not while means are taken in the background. If one rank is busy, all ranks copy to
+    host memory.
     """
     is_main = threading.current_thread() is threading.main_thread()
     return bool(in_background) or not is_main

@@ -20,8 +20,8 @@ from .nccl_groups import NcclGroups
 from .staged_sum import OPERATION, flattened
 from .watcher import Watcher
 
-# NCCL wants tens of megabytes to reach its bandwidth; not measured, as that takes
-# several GPUs.
+# NCCL needs tens of megabytes to reach its bandwidth. The size was never measured,
+# since that needs several GPUs.
 CHUNK_BYTES = 32 << 20
 
 
@@ -58,7 +58,7 @@ class NcclSum(Algorithm):
         layout = sizes, tuple(operand.wire_dtypes)
         if layout in self._known:
             call = self._prepare(operand)
-        else:  # the same on all ranks
+        else:  # all ranks take this branch
             with self._group.together(OPERATION):
                 call = self._prepare(operand)
             self._known.add(layout)
@@ -92,7 +92,7 @@ class NcclSum(Algorithm):
     def _sum_chunk(self, call: PreparedCall, chunk: Chunk, row: int) -> None:
         dtype = chunk.dtype
         if dtype.name == "bfloat16":
-            dtype = np.dtype(np.uint16)  # its bits: not every CuPy has bfloat16
+            dtype = np.dtype(np.uint16)  # its bits, because not every CuPy has bfloat16
         buffer = call.buffer[: chunk.nbytes].view(dtype)
         to_pack = call.tables[0, row:]
         to_unpack = call.tables[1, row:]

@@ -13,7 +13,8 @@ from ..messaging import Algorithm, MakeSum, ProcessGroup
 from ..sums import packed, rank_ordered
 
 OPERATION = "averaging gradients on GPUs"
-# Chunks are short beside a model, so that copies and sums overlap; not measured.
+# Chunks are much smaller than a model, so that copies and sums overlap. The size was
+# never measured.
 CHUNK_BYTES = 4 << 20
 
 

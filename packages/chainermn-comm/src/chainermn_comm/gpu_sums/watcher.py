@@ -25,8 +25,8 @@ from ..gpu import NcclCommunicator, devices, nccl
 from ..messaging import ProcessGroup
 from ..runtime import wait_until
 
-# Seconds between two polls of the thread. Short beside a step of training; work that is over
-# keeps its memory until the next poll.
+# Seconds between two polls of the thread, fewer than a step of training takes. Work
+# that is over keeps its memory until the next poll.
 POLL_SECONDS = 5e-3
 # How long a process waits for its device when it ends.
 DRAIN_SECONDS = 5.0
@@ -38,8 +38,8 @@ _watchers: set[Watcher] = set()
 class Enqueued(NamedTuple):
     """The work of one call."""
 
-    over: Any  # the event after it; None if it failed while it was enqueued
-    used: Any  # memory that lives until then
+    over: Any  # the event after the work; None if enqueuing failed
+    used: Any  # memory that must live until the work is over
 
 
 class Watcher:
@@ -176,7 +176,7 @@ def _run() -> None:
         for watcher in _busy():
             try:
                 watcher.poll()
-            except Exception as error:  # which nobody sees in a thread
+            except Exception as error:  # a thread's traceback would go unnoticed
                 print(f"ChainerMN: {error}", file=sys.stderr)
 
 
@@ -186,7 +186,7 @@ def _busy() -> list[Watcher]:
 
 @atexit.register
 def _drain() -> None:
-    """Let the work of communicators that nobody finalized end; MPI is about to."""
+    """Let the work of communicators that nobody has finalized end, because MPI is about to end."""
     end = time.monotonic() + DRAIN_SECONDS
     while _busy() and time.monotonic() < end:
         time.sleep(POLL_SECONDS)  # the thread polls

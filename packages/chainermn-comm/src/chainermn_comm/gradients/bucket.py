@@ -18,7 +18,7 @@ from ..messaging import Backend, ProcessGroup, digest_of
 from . import parameters
 
 NOT_INITIALISED = "not initialised (bcast_data would bring it)"
-UNKNOWN = 0  # in place of an owner of memory
+UNKNOWN = 0  # stands for an unknown owner of memory
 # NumPy's flags of an array that is C-contiguous, owns its memory, and may be written to.
 OWN_MEMORY = 0x1 | 0x4 | 0x400
 
@@ -54,9 +54,10 @@ class Bucket:
     def __post_init__(self) -> None:
         # The arrays that travel: gradients, and zeros for missing ones.
         self.sources = self.grads
-        # Which gradients some rank has; of this rank's own until ranks have compared.
+        # Which gradients exist on some rank. Until ranks have compared, which exist on
+        # this rank.
         self.present = [grad is not None for grad in self.grads]
-        # Does the rest of the means, if this rank has begun with them.
+        # If this rank has begun with the means, a function that finishes them.
         self.finish: Callable[[], None] | None = None
 
     @property
@@ -228,7 +229,7 @@ def _describe(
 
 
 def _checked_gradient(name: str, param: Any, rank: int) -> Any:
-    """Return the gradient; None if it or the data is missing; raise if it is no float."""
+    """Return the gradient, or None without gradient or data; raise if it has no floats."""
     if param.data is None:
         return None
     given = param.grad

@@ -22,11 +22,11 @@ DIGEST_BYTES = 16
 MISSING_BYTES = 8
 HEAD_BYTES = DIGEST_BYTES + MISSING_BYTES + 1
 NO_GRADIENTS = bytes(HEAD_BYTES)
-BEGUN = (b"\0", b"\1")  # whether it hasn't, or has
+BEGUN = (b"\0", b"\1")  # that the rank hasn't begun, or has
 
 
 class MpiReducer(Reducer):
-    """A reducer on MPI communicators, whose groups it uses: on the channel's, data move."""
+    """A reducer on MPI communicators, which moves data in the channel's process group."""
 
     takes_plans = True
     _lacks_differ = False  # whether a gradient is missing on some ranks only
@@ -39,7 +39,8 @@ class MpiReducer(Reducer):
         channel: ProcessGroup | None = None,
     ) -> None:
         super().__init__(group, zero_fill, operation, channel)
-        self._settings = group.settings  # they may change while another thread works
+        # The settings may change while another thread works.
+        self._settings = group.settings
 
     def _checked(self, bucket: Any) -> Bucket:
         group = self._communicator
@@ -82,7 +83,7 @@ class MpiReducer(Reducer):
             if isinstance(payload, bytes):
                 own = self._head() + payload
             nbytes = 0
-            if not is_outermost:  # else a later call moves the gradients
+            if not is_outermost:  # otherwise a later call moves the gradients
                 nbytes = sum([bucket.description.nbytes for bucket in self._buckets])
             rows = group.handshake(self._operation, signature, own, nbytes)
             if rows.count(own) == len(rows):  # nearly always
@@ -92,7 +93,7 @@ class MpiReducer(Reducer):
             return [row[HEAD_BYTES:] for row in rows]
 
     def _begin(self) -> None:
-        """Begin with the first bucket's means, unless they move on another thread's channel."""
+        """Begin with the first bucket's means, unless another thread takes them on a channel."""
         if self._on_channel or not self._buckets:
             return
         group = self._communicator
@@ -144,7 +145,8 @@ class MpiReducer(Reducer):
                 # the two may wait for each other for ever.
                 wait_until_ended(earlier)
             for bucket in self._buckets:
-                if is_outermost:  # else it is a part of the call in which ranks agreed
+                # Otherwise this is a part of the call in which ranks agreed.
+                if is_outermost:
                     group.handshake.begin(OPERATION, bucket.description.nbytes)
                 if self._lacks_differ:
                     with group.together(f"{OPERATION}, zeros"):

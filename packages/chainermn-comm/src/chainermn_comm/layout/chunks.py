@@ -12,9 +12,9 @@ import numpy as np
 from ..numbers import FLOAT16, cast_into
 from .operand import Operand
 
-# Arrays of at most a chunk's bytes divided by this are packed together: three quarters
-# of each such chunk are full then, and the copies that packing takes are few bytes of
-# most models.
+# Arrays are packed together if they have at most a chunk's bytes divided by this
+# number. So such a chunk is at least three quarters full, and most models have few
+# bytes to copy.
 SMALL_FRACTION = 4
 CACHE_LINE = 64
 
@@ -32,7 +32,7 @@ class Chunk:
     """Segments of gradients that travel together: a part of one array, or some whole arrays."""
 
     dtype: np.dtype  # in which they travel
-    segments: tuple[Segment, ...]  # if there are several, each is a whole array
+    segments: tuple[Segment, ...]  # each is a whole array if there are several
     size: int  # number of elements
 
     @property
@@ -61,7 +61,7 @@ class Chunk:
         else:
             pieces = [operand.sources[index] for index, _, _ in self.segments]
         if operand.exponents is None:
-            try:  # looking at each dtype before takes longer
+            try:  # checking each dtype first takes longer
                 np.concatenate(pieces, out=out, casting="no")
             except TypeError:
                 pass

@@ -50,12 +50,13 @@ MakeSum: TypeAlias = Callable[["ProcessGroup"], Algorithm]
 
 
 class Backend(ABC):
-    """Sums and moves users' arrays in one kind of memory, and has what sums gradients there.
+    """Sums and moves users' arrays in one kind of memory, and has an algorithm for gradients.
 
     Ranks have agreed before each call: they know the sizes of what they get, and list
-    the arrays between two of them in the same order. A rank's own stay where they are.
-    On GPUs results are there in the order of the current stream. Gradients' operands
-    say in which dtype they may travel; users' arrays travel in their own.
+    the arrays between two of them in the same order. A rank's own arrays stay where
+    they are. On GPUs results are complete in the order of the current stream.
+    Gradients' operands say in which dtype they may travel; users' arrays travel in
+    their own dtypes.
 
     Attributes:
         group: the ranks.
@@ -63,7 +64,7 @@ class Backend(ABC):
         made_gradient_sum: what :meth:`gradient_sum` has made; None before its first call,
             on all ranks or on none.
         made_array_sum: the algorithm that sums users' arrays, once it has been made, if
-            that is another one.
+        it is another algorithm.
     """
 
     is_local = False
@@ -80,7 +81,8 @@ class Backend(ABC):
         if self.made_gradient_sum is None:
             group = self.group
             operation = "preparing sums"
-            # Making it takes long enough for the watchdog to wait for all ranks.
+            # Making the algorithm takes a while, so the watchdog must see this wait for
+            # all ranks.
             group.handshake.begin(operation)
             with group.together(operation):
                 made = self._make_gradient_sum(group)
@@ -90,12 +92,13 @@ class Backend(ABC):
     def can_stay_on_gpu(self, arrays: Sequence[Any], op: Any = None) -> bool:
         """Return whether these arrays, all on GPUs, can stay there now, or none (not collective).
 
-        ``op`` is the ufunc of a sum. If a rank's can't, all copy theirs to host memory.
+        ``op`` is the ufunc of a sum. If one rank's arrays can't stay, all ranks copy
+        theirs to host memory.
         """
         return False
 
     def connect(self) -> bool:
-        """Return whether the ranks are connected; the first call does that (collective)."""
+        """Connect the ranks at the first call; return whether they are connected (collective)."""
         return True
 
     @abstractmethod

@@ -65,7 +65,7 @@ def allgather(group: ProcessGroup, operation: str, value: Any, make: Make) -> li
         if large:
             sent = {}
             if rank in large:
-                # The copy was written just now, so that other ranks read it from a cache.
+                # The copy has just been written, so other ranks read it from a cache.
                 sent = dict.fromkeys(range(group.size), incoming[rank])
             move.backend.allgather(_parts(sent), _parts(large))
         return move.finish(incoming.values())
@@ -114,7 +114,7 @@ def alltoall(group: ProcessGroup, operation: str, values: Any, make: Make) -> li
 
 @dataclass
 class Move:
-    """A collective call in which ranks have met: what this rank sends, and how data move.
+    """A collective call that ranks have begun: what this rank sends, and how data move.
 
     A frame is a message's header, which data may follow.
     """
@@ -128,10 +128,10 @@ class Move:
     frames: list[bytes]  # by rank: the frame of the rank's message, if any
     memory: list[int]  # by rank, see `backend_choice`
     backend: Backend
-    is_copied: bool  # some rank's arrays travel from a GPU through host memory
+    is_copied: bool  # whether some rank's arrays travel from a GPU through host memory
 
     def incoming(self, outgoing: ByRank, frames: dict[int, bytes]) -> ByRank:
-        """Return a message for each frame, by rank, to be received; this rank's own is complete."""
+        """Return a message to be received for each frame, by rank; this rank's own is complete."""
         incoming = {}
         for rank, frame in frames.items():
             incoming[rank] = self.backend.allocate(frame)

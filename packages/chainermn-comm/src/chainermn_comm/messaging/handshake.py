@@ -172,7 +172,7 @@ class Handshake:
 
 @lru_cache(maxsize=64)
 def dtype_name(dtype: Any) -> str:
-    """Return a dtype's name for signatures, which NumPy takes long to write."""
+    """Return a dtype's name for signatures; cached, because NumPy takes long to make it."""
     return str(dtype)
 
 

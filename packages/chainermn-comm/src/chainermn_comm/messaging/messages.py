@@ -24,8 +24,8 @@ class Message(NamedTuple):
     """A value of the user's as arrays, and what a receiver needs to make the value again."""
 
     kind: str  # one of ARRAY, TUPLE, WITH_METADATA, OBJECT
-    # Contiguous in C or Fortran order. Arrays that `on_gpu` names are in host memory
-    # while they travel.
+    # Contiguous in C or Fortran order. The arrays of `on_gpu` are in host memory while
+    # they travel.
     arrays: tuple[Any, ...]
     scalars: tuple[int, ...] = ()  # the indices of arrays that stand for scalars
     # The indices of arrays that came from a GPU, and are put on the receiver's.
@@ -146,7 +146,7 @@ def _moved(
 
 
 def of_objects(objs: Sequence[Any], rank: int) -> list[Message]:
-    """Return :func:`of_object` of each; ``rank`` is there for what :func:`of_arrays` takes."""
+    """Return :func:`of_object` of each value; ``rank`` is unused, see :func:`of_arrays`."""
     return [of_object(obj) for obj in objs]
 
 

@@ -1,7 +1,7 @@
 """Sends and receives one message between two ranks.
 
-The first MPI message has a prefix, the metadata and the header. Small arrays are in it,
-too, so most messages need only one MPI message. Larger arrays follow in messages of
+The first MPI message has a prefix, the metadata and the header. It also has small
+arrays, so most messages need only one MPI message. Larger arrays follow in messages of
 their own, without a copy.
 """
 

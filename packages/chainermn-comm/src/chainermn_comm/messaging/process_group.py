@@ -33,7 +33,7 @@ _orphaned: list[Any] = []
 class ProcessGroup:
     """The ranks of one communicator, and how they communicate."""
 
-    comm: MPI.Intracomm  # carries nothing but this package's traffic
+    comm: MPI.Intracomm  # carries only this package's traffic
     handshake: Handshake
     tag: int  # this tag and the next are for messages of collective operations
     topology: Topology
@@ -55,9 +55,9 @@ class ProcessGroup:
     def call(self, operation: str) -> InCall:
         """Return the context of a call, in which all ranks take the same steps together.
 
-        An error of one rank in it ends the job, because the other ranks can't know of it.
-        If the user has refused that, the interruption is recorded, and the communicator
-        can't be used any more.
+        An error of one rank in it ends the job, because the other ranks can't know of
+        it. If the user has refused aborts, the interruption is recorded, and the
+        communicator can't be used any more.
         """
         if self.is_finalized:
             raise FinalizedError(

@@ -26,7 +26,7 @@ SIGN = UINT32.type(0x8000)
 # 2^-14 as a float32: below it, float16 numbers are evenly spaced.
 SMALLEST_NORMAL = 0x38800000
 TOO_LARGE = 0x477FF000  # 65520 as a float32, which rounds to infinity
-TIMES_2_13 = UINT32.type(13 << 23)  # added to an exponent
+TIMES_2_13 = UINT32.type(13 << 23)  # adds 13 to an exponent
 BIAS = UINT32.type((SMALLEST_NORMAL + (13 << 23)) >> 13)
 
 
@@ -65,7 +65,7 @@ def _narrow(source: np.ndarray, out: np.ndarray) -> None:
     words = source.view(UINT32)
     rounded, spacing, smallest = _scratch.words[:, : source.size]
     np.bitwise_and(words, MAGNITUDE, out=rounded)
-    if rounded.max(initial=0) >= TOO_LARGE:  # or infinite, or no number
+    if rounded.max(initial=0) >= TOO_LARGE:  # or the number is infinite or NaN
         np.copyto(out, source, casting="unsafe")
         return
     # The last bit of a number that is 2^13 times as large has the value of the float16

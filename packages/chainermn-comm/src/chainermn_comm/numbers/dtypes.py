@@ -12,8 +12,8 @@ OPERATIONS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 def can_be_summed(dtype: np.dtype) -> bool:
     """Return whether the dtype is a number (bool counts; its sum is a logical or)."""
-    # NumPy's kind of ml_dtypes' numbers, such as bfloat16, is V; each has a type of its
-    # own.
+    # NumPy's kind of ml_dtypes' numbers, such as bfloat16, is V, and each of these
+    # dtypes has a type of its own.
     if dtype.kind == "V":
         return not issubclass(dtype.type, np.void)
     return dtype.kind in "biufc"

@@ -56,7 +56,7 @@ def divide_into(total: np.ndarray, divisor: int, out: np.ndarray) -> None:
     if divisor == 1:
         cast_into(total, out)
         return
-    if total.dtype.kind == "c":  # part by part, since (inf + 0j) / 2 has no number
+    if total.dtype.kind == "c":  # part by part, since (inf + 0j) / 2 has a NaN
         total = _parts(total)
         out = _parts(out)
     if math.frexp(divisor)[0] == 0.5:  # a power of two: exact, and faster

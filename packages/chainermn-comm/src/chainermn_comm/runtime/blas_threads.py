@@ -28,7 +28,7 @@ _set_by_us: dict[str, str] = {}
 class RankResources:
     """The cores and threads of one rank."""
 
-    cores: frozenset[int]  # numbers of the cores on which it may run
+    cores: frozenset[int]  # numbers of the cores on which the rank may run
     # The cgroup that limits the rank most, and how many cores' time its processes get.
     cgroup: tuple[str, float] | None
     threads: int  # the most that a loaded BLAS has
@@ -38,9 +38,9 @@ class RankResources:
 def limit_blas_threads(mpi_comm: MPI.Intracomm) -> None:
     """Limit BLAS threads if the ranks of a node have more threads than it has cores (collective).
 
-    A node with one rank is left alone, and so are ranks whose user has set a number in the
-    environment. The limit stays until the process ends, and rank 0 says so. Later
-    communicators with as many ranks find nothing to limit.
+    A node with one rank is left alone, and so are ranks whose user has set a number in
+    the environment. The limit stays until the process ends, and rank 0 says so. Later
+    communicators with the same number of ranks find nothing to limit.
     """
     from mpi4py import MPI
 
@@ -91,7 +91,8 @@ def usable_cores(ranks: Sequence[RankResources]) -> int:
             name, quota = rank.cgroup
             quotas[name] = quota
     cores = len(numbers)
-    if all(rank.cgroup is not None for rank in ranks):  # else a rank may use all cores
+    # Otherwise a rank may use all cores.
+    if all(rank.cgroup is not None for rank in ranks):
         cores = min(cores, int(sum(quotas.values())))
     return max(1, cores)
 

@@ -1,4 +1,4 @@
-"""How a thread waits for messages: with a whole core, or leaving the core to other threads.
+"""Ways in which a thread waits for messages: it takes a whole core, or leaves the core to others.
 
 MPI's blocking calls poll without pause. That is fastest, but a thread that communicates
 while other threads compute should only look for messages now and then.
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # importing it starts MPI
     from mpi4py import MPI
 
-# A link of 1 Gbit/s brings 250 KB meanwhile, which the sockets' buffers hold.
+# In this time a link of 1 Gbit/s brings 250 KB, which the sockets' buffers hold.
 POLL_INTERVAL = 2e-3  # seconds
 # Each test of the requests moves what MPI finds, up to some amount; this number keeps a
 # link of 1 Gbit/s busy, see docs/decisions/updates.md.

@@ -22,7 +22,7 @@ class ChunkedSum(Algorithm):
         at_once: int = 1,
         packs: bool = True,
     ) -> None:
-        """Sum each chunk by ``take_sum``, and so many of them ``at_once``.
+        """Sum each chunk by ``take_sum``, and ``at_once`` chunks at the same time.
 
         Unless it ``packs``, small arrays aren't packed together.
         """

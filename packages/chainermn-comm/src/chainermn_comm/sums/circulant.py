@@ -84,7 +84,7 @@ def circulant_rounds(
         total = np.empty(length, accumulator(source.dtype))
     if total is not source:
         cast_into(source, total)
-    sent = source  # as narrow as it is
+    sent = source  # without widening
     for skip, blocks in rounds_of(size):
         kept = parts(total, 0, blocks - skip)
         sizes = [part.size for part in kept]

@@ -23,8 +23,8 @@ AT_ONCE = 4
 # The size for sums on a circulant graph, whose rounds take much longer than latency and
 # Python. See docs/decisions/sums.md.
 BYTES_PER_ROUND = 512 << 10
-# But no rank's shard is shorter than this: from some hundred ranks on a rank receives
-# more.
+# But no shard is shorter than this. So from some hundred ranks on, a rank receives more
+# bytes.
 LEAST_SHARD_BYTES = 8 << 10
 
 

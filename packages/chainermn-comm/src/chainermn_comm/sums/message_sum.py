@@ -13,8 +13,8 @@ from .circulant import circulant_rounds, rounds_of
 from .pairwise import pairwise_rounds
 from .rounds import ReceiveMemory, Rounds
 
-# Most ranks that exchange pairwise, which keeps the order of ranks and takes two
-# rounds.
+# The largest number of ranks that exchange pairwise, which keeps the order of ranks and
+# takes two rounds.
 PAIRWISE_RANKS = 16
 
 # Returns the rounds that write the sum of a source over ranks to a target (collective),

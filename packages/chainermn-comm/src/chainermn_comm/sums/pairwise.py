@@ -18,7 +18,7 @@ from ..runtime import wait_all
 from .rounds import ReceiveMemory, Rounds
 
 # If a rank receives at most this number of bytes, every rank gathers whole buffers and
-# sums them all: one exchange, while shards take two.
+# sums them all: this takes one exchange, while shards take two.
 GATHER_BYTES = 256 << 10
 # The most bytes of a shard when ranks keep the sums of their own shards.
 SHARD_BYTES = 2 << 20
@@ -106,7 +106,7 @@ def _start_exchange(
 def _others(
     comm: MPI.Intracomm, buffers: Sequence[Buffer], step: int
 ) -> Iterator[tuple[int, Buffer]]:
-    """Yield the buffers of the ranks after this one, or before it: no two ranks' next is one."""
+    """Yield the other ranks' buffers, so that no two ranks have the same rank at the same step."""
     for distance in range(1, comm.size):
         rank = (comm.rank + step * distance) % comm.size
         yield rank, buffers[rank]

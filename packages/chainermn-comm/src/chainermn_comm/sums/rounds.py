@@ -38,7 +38,7 @@ class RunningSum:
 
 
 def run(sums: Iterable[Rounds], at_once: int) -> None:
-    """Take sums, ``at_once`` of them at a time, a round of each in turn (collective).
+    """Take ``at_once`` sums at a time, one round of each in turn (collective).
 
     All ranks send and receive in the same order, which follows from the sums alone. So
     messages of different sums may have the same tag.
@@ -62,7 +62,7 @@ class ReceiveMemory:
 
     @contextmanager
     def borrowed(self, nbytes: int) -> Iterator[np.ndarray]:
-        """Lend so many bytes. After an error they aren't lent again: MPI may write to them."""
+        """Lend bytes, and after an error not the same ones again, since MPI may write to them."""
         memory = None
         if self._free:
             memory = self._free.pop()

@@ -29,8 +29,8 @@ MOST_CHUNKS = 8
 # See docs/decisions/sums.md.
 REDUNDANT_RANKS = 2
 REDUNDANT_BYTES = 512 << 10
-# Groups that have slots for terms at a time. Terms are read at the tick after they were
-# written.
+# The number of groups that have slots for terms at the same time. Terms are read one
+# tick after they were written.
 TERM_GROUPS = 2
 
 # Does a step of the sum of a chunk, of an operand whose arrays are 1-D; chunks are
@@ -56,8 +56,8 @@ class SharedMemoryAllreduce(Algorithm):
     """Means on one node; :mod:`two_level` adds the exchange between nodes."""
 
     chunks_of_group = MOST_CHUNKS
-    # Groups that have slots for sums at a time. Sums are read at the tick after they
-    # were written.
+    # The number of groups that have slots for sums at the same time. Sums are read one
+    # tick after they were written.
     sum_groups = 2
     # Whether sums travel between nodes. Then they aren't divided before, and terms of
     # 16 bits are rounded only after the node's sum: their slots hold them in float32.
@@ -74,7 +74,8 @@ class SharedMemoryAllreduce(Algorithm):
         node = topology.inter_rank(group.rank)
         self._ranks = topology.intra_size(group.rank)
         self._chunk_bytes = group.settings.chunk_bytes or chunk_bytes
-        self._next_group = 0  # groups so far: slot numbers go on from call to call
+        # Number of groups so far; slot numbers go on from call to call.
+        self._next_group = 0
         self._begun_group = -1  # the last group that was packed before a call
         # The last sizes and dtypes, and the plan for them: most calls repeat it.
         self._planned: tuple[Sequence[int], Sequence[np.dtype]] = ((), ())
@@ -97,7 +98,7 @@ class SharedMemoryAllreduce(Algorithm):
         except NoSharedMemory:
             self._free()
             raise
-        # Slots: of each rank, and of all.
+        # The slots of each rank, and of all ranks.
         buffers = self._window.buffers
         count = TERM_GROUPS * self.chunks_of_group
         self._terms = [np.split(buffer[:terms], count) for buffer in buffers]

@@ -25,7 +25,7 @@ NOT_SHARED = "the memory that MPI calls shared is not, on some node"
 
 
 class NoSharedMemory(Exception):
-    """A window can't be made; the text, the same on all ranks, has the reason."""
+    """A window can't be made. The text is the same on all ranks, and gives the reason."""
 
 
 class SharedWindow:
@@ -49,7 +49,8 @@ class SharedWindow:
             memory = np.asarray(self._window.Shared_query(rank)[0])
             start = -memory.ctypes.data % CACHE_LINE
             self.buffers.append(memory[start : start + size])
-        # Pages are allocated as they are written: now, while there is room for them.
+        # Pages are allocated when they are first written: here, while there is room for
+        # them.
         self.buffers[comm.rank][...] = 0
 
     @classmethod
@@ -112,7 +113,7 @@ def _raise_on_all(comm: MPI.Intracomm, reason: str) -> None:
 
 
 def obstacle(nbytes: int) -> str:
-    """Return why this rank can't make a window of that size; "" if it can."""
+    """Return why this rank can't make a window of that size; an empty text if it can."""
     try:
         found = os.statvfs(FOLDER)
     except OSError as error:

@@ -1,6 +1,7 @@
 """Means of gradients over several nodes: shared memory within each, messages between them.
 
-The way of a chunk, in ticks; ranks of a node pass a barrier between two ticks:
+The steps of a chunk, one for each tick. The ranks of a node pass a barrier between two
+ticks:
 
     pack     each rank writes its terms to its slot, in the dtype in which they are summed
     sum      each rank sums its shard over the node's ranks, and rounds to the wire's dtype
@@ -24,8 +25,8 @@ from .rounds import RunningSum
 from .shared_memory import SharedMemoryAllreduce, Stage
 
 # With many nodes, a chunk's rounds are divided among at most EXCHANGE_TICKS ticks, so
-# that there is always a large message among the chunks in flight; and a chunk is
-# longer, since Python takes its time for each round.
+# that there is always a large message among the chunks in flight; and chunks are
+# longer, since each round costs Python some time.
 EXCHANGE_TICKS = 4
 ROUNDS_PER_MIB = 8
 
@@ -80,7 +81,7 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
             self._begun.append(RunningSum(rounds))
 
     def _end_tick(self) -> None:
-        """Take the next rounds of all chunks that travel, the oldest first."""
+        """Take the next rounds of all chunks under way, the oldest chunk first."""
         for _ in range(self._rounds_a_tick):
             for each in self._running:
                 each.advance()

@@ -103,7 +103,7 @@ class TraceFile:
         if self._descriptor is None or self._process != os.getpid():  # a forked child
             return
         try:
-            # At once, so that a killed process loses nothing.
+            # Written at once, so that a killed process loses nothing.
             os.write(self._descriptor, text.encode())
         except OSError as problem:  # a full disk
             self._descriptor = None
@@ -111,12 +111,12 @@ class TraceFile:
 
 
 def micros(seconds: float) -> float:
-    """Return microseconds, to a nanosecond."""
+    """Return the time in microseconds, rounded to a nanosecond."""
     return round(seconds * 1e6, 3)
 
 
 def _clock() -> str:
-    """Return a text that processes have in common which share a clock: the machine's boot."""
+    """Return a text that is equal for processes that share a clock: it names the machine's boot."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.stat('/proc/self/ns/time').st_ino}"

@@ -11,8 +11,8 @@ from ..observers import NOBODY, CallObserver
 from . import file
 from .file import TraceFile, micros, now
 
-# Clocks drift: they are compared again after so many collective calls, after twice as
-# many, and so on.
+# Clocks drift, so they are compared again after this number of collective calls, after
+# twice as many, and so on.
 FIRST_COMPARISON = 64
 # Rounds of each comparison, of which only the shortest count.
 ROUNDS = 10
@@ -85,7 +85,7 @@ class CallTracer(CallObserver):
     def arrived(self, operation: str, sequence: int) -> None:
         if self._begun is not None and "waited" not in self._args:
             self._args["waited"] = micros(now() - self._begun)
-        # Numbers are equal on all ranks; sums have no arrival.
+        # Numbers are equal on all ranks. A sum has no time of arrival.
         is_due = sequence >= self._next_comparison
         if is_due or operation == "finalize":
             self._next_comparison = 2 * sequence
@@ -107,9 +107,9 @@ class CallTracer(CallObserver):
     def compare_clocks(self) -> None:
         """Write how far the communicator's rank 0's clock is ahead of this rank's (collective).
 
-        Each rank enters a barrier before any rank leaves the barrier: that bounds how
-        far the clocks are apart from both sides. The bounds cross if one clock is
-        faster and a rank is stopped.
+        Each rank enters a barrier before any rank leaves it, which bounds the clocks'
+        difference from both sides. The bounds cross if one clock is faster and a rank
+        is stopped.
         """
         entered = []
         left = []

@@ -1,8 +1,8 @@
 """Reports which rank keeps the others waiting, and ends the job if asked.
 
 A rank records each call in memory (`rank/`, `status_region`), which one process per
-machine, the `monitor/`, maps and reads. The first machine's monitor judges. A monitor
-imports only the standard library. See docs/decisions/failures.md.
+machine, the `monitor/`, maps and reads. The first machine's monitor decides for all. A
+monitor imports only the standard library. See docs/decisions/failures.md.
 """
 
 from .rank.connection import job_name as job_name

@@ -23,10 +23,10 @@ class Rank:
     calls: tuple[Call, ...] = ()
     # The stacks of its threads; empty if they weren't asked for, or didn't come.
     stacks: str = ""
-    updates: int = 0  # calls of it until now, of any multi-node optimizer
-    examples: int = 0  # in them, as far as it is known
-    # When it died or called MPI_Abort, by the clock of the machine that reads this;
-    # infinity if it lives, or its program was over.
+    updates: int = 0  # calls of any multi-node optimizer's `update` until now
+    examples: int = 0  # examples in these calls, as far as known
+    # When the rank died or called MPI_Abort, by the clock of the machine that reads
+    # this record; infinity if the rank lives, or its program had ended.
     failed_at: float = math.inf
     has_aborted: bool = False  # whether it called MPI_Abort
 
@@ -102,7 +102,8 @@ class WaitGraph:
         """
         self.ranks = {rank.world: rank for rank in ranks}
         self.unreachable = list(unreachable)
-        self.missing = sorted(set(members) - self.ranks.keys())  # haven't come here
+        # Haven't reached this call.
+        self.missing = sorted(set(members) - self.ranks.keys())
         self._members: dict[int, dict[int, tuple[Rank, Call]]] = {}
         for rank in self.ranks.values():
             for call in rank.calls:
@@ -116,7 +117,7 @@ class WaitGraph:
         return str(found[0].world)
 
     def num_unknown(self, call: Call) -> int:
-        """Return how many ranks of the call's communicator nothing is known of."""
+        """Return the number of ranks of the call's communicator of which nothing is known."""
         if call.communicator == WORLD:
             return max(0, call.size - len(self.ranks))
         return call.size - len(self._members[call.communicator])

@@ -41,7 +41,7 @@ class Stat(NamedTuple):
     letter: str = "X"  # of its state
     parent: int = 0
     group: int = 0
-    start: int = 0  # time, in the kernel's ticks
+    start: int = 0  # the time when the process began, in the kernel's ticks
 
     @property
     def is_gone(self) -> bool:
@@ -103,7 +103,7 @@ def terminate(pids: Sequence[int], grace: float) -> None:
     """End processes: SIGTERM, and SIGKILL after ``grace`` seconds."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         for pid in pids:
-            with contextlib.suppress(OSError):  # it is gone
+            with contextlib.suppress(OSError):  # the process is gone
                 os.kill(pid, number)
         wait_until(lambda: all(state(pid) == GONE for pid in pids), grace, 0.02)
 

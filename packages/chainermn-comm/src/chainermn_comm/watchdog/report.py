@@ -76,7 +76,7 @@ def _who_waits(graph: WaitGraph) -> list[str]:
 
 
 def _stacks(graph: WaitGraph, causes: list[Rank]) -> list[str]:
-    """Return the stacks, the culprits' first; equal stacks once."""
+    """Return the stacks, beginning with the culprits'; equal stacks appear once."""
     groups: dict[str, dict[int, Rank]] = {}
     for rank in [*causes, *graph.ranks.values()]:
         groups.setdefault(rank.stacks, {})[rank.world] = rank

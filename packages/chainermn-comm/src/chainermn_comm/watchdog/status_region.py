@@ -1,4 +1,4 @@
-"""The memory in which a rank records its calls, and which the monitor maps: its layout, reading.
+"""The memory in which a rank records its calls, and which the monitor maps: layout and reading.
 
 The status region has a slot for each communicator and lies in an anonymous file of the
 rank, so that nothing can be left behind. Times are `time.monotonic()`, which a
@@ -79,7 +79,7 @@ def read_calls(region: mmap.mmap, now: float, awake_since: float = 0.0) -> list[
         state, since, sequence, nbytes, peer, tag, name = CALL.unpack_from(
             contents, IDENTITY.size
         )
-        if since == 0:  # no communicator ever had this slot, nor any slot behind it
+        if since == 0:  # no communicator has ever had this slot, or any slot behind it
             break
         if size == 0:
             continue

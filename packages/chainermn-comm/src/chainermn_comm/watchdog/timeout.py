@@ -9,8 +9,8 @@ from ..environment import seconds, text_of
 TIMEOUT_VARIABLE = "CHAINERMN_TIMEOUT"
 SILENCE_VARIABLE = "CHAINERMN_HOST_SILENCE"
 DEFAULT_SECONDS = 600.0
-SILENCE_SECONDS = 20.0  # TCP bridges shorter gaps, and so does MPI
-# Less makes a busy machine stall every job.
+SILENCE_SECONDS = 20.0  # TCP and MPI bridge shorter gaps
+# With less, a busy machine would end jobs that are only slow.
 SHORTEST = 1.0
 
 
@@ -18,11 +18,11 @@ SHORTEST = 1.0
 class Timeout:
     """How long a call may wait, and whether the job is ended then."""
 
-    # After which a waiting call is reported; 0 for never.
+    # The time after which a waiting call is reported; 0 for never.
     seconds: float = DEFAULT_SECONDS
     ends_job: bool = False  # whether the job is ended then
-    # Seconds after which a host that acknowledges nothing counts as lost. A call that
-    # waits for its ranks is then reported after as long.
+    # Seconds after which a host that acknowledges nothing counts as lost. After the
+    # same time, a call that waits for the host's ranks is reported.
     silence: float = SILENCE_SECONDS
 
     def __str__(self) -> str:

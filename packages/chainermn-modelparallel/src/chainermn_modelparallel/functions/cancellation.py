@@ -27,8 +27,8 @@ REASONS = {
         "it to the loss with pseudo_connect, or send without gradients"
     ),
 }
-# The most cancellations that a process sends. A user who drops more messages is
-# evaluating a model, and has been warned.
+# The most cancellations that a process sends. A user who drops more messages probably
+# evaluates a model, and has been warned.
 MAX_CANCELLATIONS = 1000
 
 # Received messages whose variables were dropped on this rank: their senders, which must be

@@ -69,7 +69,7 @@ class SendFunction(EdgeFunction):
 
     def __init__(self, edge: Edge, header: Header, reported_as: str) -> None:
         super().__init__(edge, header)
-        self._reported_as = reported_as  # its name in reports of the watchdog
+        self._reported_as = reported_as  # its name in the watchdog's reports
         self._received: deque[Message] = deque()
         _pending_sends[header.message_id] = self
 

@@ -21,7 +21,7 @@ class Invocation:
 
     prepare: Callable[[], None]  # writes the values that the next call sends
     call: Callable[[], Any]  # what is timed; returns the result
-    is_correct: Callable[[Any], bool]  # whether a result is what it must be
+    is_correct: Callable[[Any], bool]  # whether a result is right
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Operation:
     # Takes a communicator, the array to send, and an array of the same size for
     # results; both float32.
     make_invocation: Callable[[CommunicatorBase, np.ndarray, np.ndarray], Invocation]
-    min_ranks: int = 1  # the operation is skipped in jobs of fewer ranks
+    min_ranks: int = 1  # in jobs of fewer ranks the operation is skipped
 
 
 class Model:
-    """As little of a model as a communicator needs: itself is its one parameter."""
+    """The least that a communicator needs of a model; the object is its own only parameter."""
 
     def __init__(self, grad: Any) -> None:
         self.data = self.grad = grad
@@ -147,7 +147,7 @@ OPERATIONS = {
     "allgather": Operation("allgather", _allgather),
     "send": Operation("send there and back", _send, min_ranks=2),
 }
-# What the machine and its MPI do without us.
+# References: what the machine and its MPI do without us.
 BASELINES = {
     "memcpy": Operation("copy in own memory", _copy),
     "mpi_allreduce": Operation("plain MPI_Allreduce", _mpi_allreduce),

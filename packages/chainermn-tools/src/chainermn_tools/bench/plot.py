@@ -7,7 +7,7 @@ import itertools
 from chainermn_tools.bench.runner import Report
 from chainermn_tools.formatting import format_bytes
 
-# For any kind of eye, and in grey: each line has a mark of its own.
+# Each line has a mark of its own, so that lines differ without colours, too.
 COLORS = "tableau-colorblind10"
 MARKS = "osD^vP*X<>h"
 

@@ -19,9 +19,10 @@ if TYPE_CHECKING:  # importing it starts MPI
     from mpi4py import MPI
 
 FLOAT_BYTES = 4
-# `dummy` moves nothing, and `pure_nccl` no arrays in host memory, as are those here.
+# `dummy` moves nothing, and `pure_nccl` moves no arrays in host memory, as all arrays
+# here are.
 NOT_MEASURED = ("dummy", "pure_nccl")
-# For the rounds of each size.
+# The time for the rounds of each size.
 SECONDS = 3.0
 
 
@@ -31,7 +32,7 @@ class Case:
 
     title: str
     operation: Operation
-    comm: CommunicatorBase  # that it is called on
+    comm: CommunicatorBase  # on which it is called
 
 
 @dataclass
@@ -73,7 +74,7 @@ def measure(world: MPI.Intracomm, names: Sequence[str], sizes: Sequence[int]) ->
             else:
                 what = times.problem or "wrong values"
                 report.problems.append(f"{case.title}, {format_bytes(size)}: {what}")
-        cases = right  # others aren't tried again
+        cases = right  # the other communicators aren't tried again
     for comm in comms.values():
         comm.finalize()
     return report
@@ -107,7 +108,7 @@ def _where(world: MPI.Intracomm) -> str:
 
 
 def _cases(comms: Mapping[str, CommunicatorBase]) -> list[Case]:
-    """Return the mean of gradients of each communicator, and what is the same in all, once."""
+    """Return each communicator's mean of gradients, and once the other operations."""
     mean = OPERATIONS[MEAN_GRAD]
     cases = [Case(f"{mean.title}, {name}", mean, comm) for name, comm in comms.items()]
     for comm in list(comms.values())[:1]:

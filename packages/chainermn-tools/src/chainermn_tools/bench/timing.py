@@ -1,4 +1,4 @@
-"""Times calls in turn, in step on all ranks; checks invocations and times them."""
+"""Checks invocations, and times them in turn, at the same time on all ranks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from chainermn_tools.bench.operations import Invocation
 if TYPE_CHECKING:  # importing it starts MPI
     from mpi4py import MPI
 
-# Calls whose time counts as one: as many as take this time, since a clock and a barrier
-# cost some.
+# A batch has as many calls as take this time, since a clock and a barrier cost time,
+# too.
 BATCH_SECONDS = 2e-3
 MAX_CALLS = 100
 MAX_ROUNDS = 40
-# A communicator may try several ways before it settles for one; large sizes have less
-# time.
+# A communicator's first calls may be slower; large sizes have less time to warm up.
 WARM_UP_CALLS = 10
 WARM_UP_SECONDS = 0.3
 NAP_SECONDS = 2e-4
@@ -28,9 +27,9 @@ NAP_SECONDS = 2e-4
 class Times:
     """The result of one invocation."""
 
-    correct: bool = True  # whether the results before and after were
+    correct: bool = True  # whether the results before and after the timing were right
     problem: str | None = None  # what a call raised, and on which rank
-    # Of a call on the slowest rank, by round.
+    # The time of a call on the slowest rank, by round.
     seconds: list[float] = field(default_factory=list)
 
 
@@ -83,7 +82,7 @@ def time_all(
 
 
 def _calls_of_a_batch(world: MPI.Intracomm, invocation: Invocation) -> int:
-    """Call until it is as fast as it will be; return how many calls take `BATCH_SECONDS`."""
+    """Call until calls are fast; return how many calls take `BATCH_SECONDS`."""
     took: list[float] = []
     while len(took) < WARM_UP_CALLS and sum(took) < WARM_UP_SECONDS:
         took.append(_time(world, invocation, 1))
@@ -95,7 +94,7 @@ def _time(world: MPI.Intracomm, invocation: Invocation, calls: int) -> float:
     world.Barrier()
     start = time.perf_counter()
     for _ in range(calls):
-        # What it returned last is freed after the time was taken.
+        # The last result is freed after the time is taken.
         _kept = invocation.call()
     took = time.perf_counter() - start
     idle_barrier(world)

@@ -1,4 +1,4 @@
-"""The pattern of values that is sent: each shows its rank and its place."""
+"""The pattern of values that is sent: each value shows its rank and its place."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-# A prime: what lands at a wrong place, a multiple of some chunk's size away, differs.
+# A prime, so that a value differs if it lands a multiple of some chunk's size away from
+# its place.
 PERIOD = 1021
 # Small numbers, whose sums over thousands of ranks float32 still holds exactly.
 _TILE = np.arange(PERIOD * 257, dtype=np.float32) % PERIOD
-# Of a mean over ranks that are no power of two, relative to the largest value.
+# The tolerance for a mean over ranks whose number is no power of two, relative to the
+# largest value.
 TOLERANCE = 1e-5
 
 
@@ -32,7 +34,7 @@ def matches_pattern(
     for part, numbers in _pieces(array):
         expected = numbers * np.float32(times) + np.float32(plus)
         error = np.abs(part - expected)
-        if not (error <= bound).all():  # nor is NaN
+        if not (error <= bound).all():  # NaN isn't close to anything, either
             return False
     return True
 

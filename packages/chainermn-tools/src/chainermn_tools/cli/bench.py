@@ -15,9 +15,9 @@ from chainermn_tools.doctor import COMMUNICATORS
 from chainermn_tools.formatting import make_console
 
 SIZES = {"1K": 1 << 10, "16K": 1 << 14, "256K": 1 << 18, "4M": 1 << 22, "64M": 1 << 26}
-# A job that takes so long hangs.
+# A job that takes this long hangs.
 LIMIT_SECONDS = 600.0
-# Two are enough to show that ranks meet, and more than four show little more.
+# Two ranks are enough to show that ranks meet, and more than four show little more.
 FEWEST_RANKS = 2
 MOST_RANKS = 4
 
@@ -124,7 +124,7 @@ def _start(
     )
     if (
         not result.success and "sys.exit" not in result.cause
-    ):  # else a rank has printed why
+    ):  # otherwise a rank has printed the reason
         click.echo(f"chainermn bench: {result.message}", err=True)
     return result.status
 

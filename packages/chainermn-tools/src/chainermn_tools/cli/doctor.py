@@ -12,7 +12,7 @@ from chainermn_tools import doctor as diagnostics
 from chainermn_tools import jobs
 from chainermn_tools.cli import doctor_report, options
 
-# Of the time-out, for starting and ending this program itself.
+# The seconds of the time-out in which this program itself starts and ends.
 OWN_SECONDS = 2.0
 SHOW = {  # by whether --json and --report are given
     (False, False): doctor_report.show_text,
@@ -93,7 +93,7 @@ def doctor(
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     if not hosts:
-        with suppress(ValueError):  # a check names it
+        with suppress(ValueError):  # a check reports the error
             _, hosts = jobs.find_allocation(os.environ) or ("", ())
     if script is not None:
         script = os.path.abspath(script)

@@ -34,10 +34,10 @@ JSON_NAMES = {
 }
 LABELS = {"ok": "ok", "warning": "warning", "failed": "FAILED"}
 STYLES = {"ok": "green", "warning": "bold yellow", "failed": "bold red"}
-# What a user may take for checked, and the check whose success says that it was.
+# What a user may expect to be checked, and the check whose success shows that it was.
 UNSEEN = {"GPUs": "gpu_communicators", "other hosts": "hosts_communicators"}
 LABEL_WIDTH = 9
-NAME_WIDTH = 19  # of the longest name of a check
+NAME_WIDTH = 19  # the length of the longest check's name
 INDENT = 4
 
 
@@ -113,14 +113,14 @@ def _show_all(
 ) -> list[CheckResult]:
     """Print the stages' results as they come, and a summary; return the results.
 
-    On a terminal sentences are wrapped to its width, and a hint is never broken, so
-    that it can be copied; elsewhere each is one line, printed at once.
+    On a terminal sentences are wrapped to its width. A hint is never broken, so that it
+    can be copied. Elsewhere each result is one line, printed at once.
     """
     shown: list[CheckResult] = []
     coming = iter(coming)
     for stage in stages:
         print_line(stage.title, console, "bold")
-        skipped: dict[str, list[str]] = {}  # checks by why they were
+        skipped: dict[str, list[str]] = {}  # skipped checks by reason
         for result in itertools.islice(coming, len(stage.checks)):
             shown.append(result)
             if result.status != "skipped":

@@ -24,9 +24,9 @@ COMMANDS = (
     "top",
     "trace",
 )
-# When what was to be printed could not be: sysexits.h calls it EX_IOERR.
+# The exit status if output could not be written; sysexits.h calls it EX_IOERR.
 NOT_WRITTEN = 74
-# What writing to a pipe, a terminal or a full disk fails with.
+# The errors of writing to a pipe, a terminal or a full disk.
 WRITING_FAILED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
 
 
@@ -53,7 +53,7 @@ def commands() -> None:
 def main() -> None:
     """Run the command line, and exit with its status."""
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # as a shell's `>&-` leaves it
+        if getattr(sys, name) is None:  # closed by a shell's `>&-`
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     try:
         status = _run()
@@ -64,10 +64,11 @@ def main() -> None:
         status = NOT_WRITTEN
         # `chainermn env | head` is nobody's mistake.
         if not isinstance(error, BrokenPipeError):
-            with contextlib.suppress(OSError):  # nobody may read that, either
+            with contextlib.suppress(OSError):  # nobody may read standard error, either
                 text = f"the output could not be written: {error.strerror}"
                 print(f"chainermn: {text}", file=sys.stderr, flush=True)
-        # The interpreter's last flush goes nowhere, since it would fail and say so.
+        # The interpreter's last flush goes to the null device, since otherwise it would
+        # fail and say so.
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)
         os.dup2(nowhere, 2)
@@ -80,6 +81,7 @@ def _run() -> Any:
     try:
         commands(prog_name="chainermn")
     except SystemExit as end:
-        if sys.stdout is not stdout:  # click replaces it once its reader has left
+        # Click replaces the stream once its reader has left.
+        if sys.stdout is not stdout:
             return NOT_WRITTEN
         return end.code

@@ -212,10 +212,10 @@ def launch(
 
 
 def _allocated(ranks: int | None) -> tuple[jobs.Host, ...]:
-    """Return the hosts that a scheduler's job has for so many ranks; none outside of a job."""
+    """Return the hosts of a scheduler's job for this number of ranks; none outside of a job."""
     _, hosts = jobs.find_allocation(os.environ) or (None, ())
     if ranks is not None and ranks > sum(host.slots or 1 for host in hosts):
-        # More than was planned: the hosts share them.
+        # More ranks than were planned: the hosts share them.
         return tuple(jobs.Host(host.name, None) for host in hosts)
     return hosts
 

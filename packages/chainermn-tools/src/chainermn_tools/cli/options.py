@@ -1,4 +1,4 @@
-"""What several subcommands ask: whether this is a rank, hosts, and files to write."""
+"""What several subcommands share: hosts, files to write, and the refusal to run in a rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from chainermn_tools import jobs
 def refuse_in_a_rank() -> None:
     """Raise UsageError if this process is a rank of a job.
 
-    A shell of `srun --pty` has the variables of a rank that is alone, and is none.
+    A shell of `srun --pty` has the variables of a lone rank, but is no rank.
     """
     place = jobs.rank_from_env()
     if place is None or (place[1] == 1 and "SLURM_PTY_PORT" in os.environ):
@@ -46,7 +46,7 @@ def named_hosts(host_list: str | None, hostfile: str | None) -> tuple[jobs.Host,
 
 
 def save(option: str, file: str, make: Callable[[], None]) -> None:
-    """Have a file written, whose name this option gave, and report it on standard error."""
+    """Write the file that this option names by a function, and report it on standard error."""
     try:
         make()
     except (OSError, ValueError) as error:  # matplotlib doesn't know the kind of file

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from chainermn_tools import formatting
 
-COLUMNS = {  # of the table, and the keys of a summary that they show
+COLUMNS = {  # the table's columns, and the keys of a summary that they show
     "rank": "rank",
     "host": "host",
     "steps_per_second": "steps_per_second",
@@ -81,7 +81,7 @@ def _print(summary: dict[str, Any], console: Console) -> None:
             formatting.print_line(f"slowest: {where}", console, "bold")
     for name in summary["unseen"]:
         formatting.print_line(f"not seen from here: {name}", console, "bold")
-    # Rank 0's host asks all others.
+    # Only rank 0's host asks all other hosts.
     if summary["unseen"] and all(rank["rank"] for rank in summary["ranks"]):
         host = summary["unseen"][0].rpartition(" ")[2]
         line = f"only ranks of this host are shown; to see all, run it on {host}"

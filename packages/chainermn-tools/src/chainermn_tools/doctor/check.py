@@ -15,14 +15,14 @@ from chainermn_tools.jobs import Host, assign_slots, is_here
 # "warning": it works, but slower or less safely than it could. "skipped": there was
 # nothing to check, or a check that this one needs has failed.
 Status = Literal["ok", "warning", "failed", "skipped"]
-# Programs are ended before the deadline, so that they are gone by then: this many
-# seconds before, but no more than this share of the remaining time.
+# Programs are ended some seconds before the deadline, so that they are gone by then,
+# but these seconds are at most this share of the remaining time.
 CLEANUP_SECONDS = 3.0
 CLEANUP_SHARE = 0.25
-# Of the remaining time, what a program gets that is asked for facts.
+# The share of the remaining time for a program that is asked for facts.
 FACTS_SHARE = 0.3
-MAX_LOOKUPS = 32  # of hosts' names, at the same time
-DEFAULT_RANKS = 2  # as few as can find one another
+MAX_LOOKUPS = 32  # look-ups of hosts' names at the same time
+DEFAULT_RANKS = 2  # the smallest number of ranks that can find one another
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class CheckResult:
 
     status: Status
     message: str  # what was found, in a sentence; nothing in it is secret
-    # The one thing to do first, a command where possible, in the style of
-    # ``command   # remark``; None when nothing is to be done.
+    # The one thing to do first, if possible a command, as ``command # remark``; None if
+    # there is nothing to do.
     hint: str | None = None
     # For programs; what JSON can hold.
     details: dict[str, Any] = field(default_factory=dict)
-    # The failed check for whose sake this one was skipped.
+    # The failed check because of which this one was skipped.
     blocked_by: str | None = None
-    # Filled in as the checks are run: of the check, and the name of its stage.
+    # Set when the check has run: its name and question, and the name of its stage.
     name: str = ""
     question: str = ""
     stage: str = ""
@@ -61,20 +61,20 @@ def skipped(message: str, blocked_by: str | None = None) -> CheckResult:
     return CheckResult("skipped", message, blocked_by=blocked_by)
 
 
-@dataclass(eq=False)  # each is a key of its own for what is cached
+@dataclass(eq=False)  # compared by identity, as the key of cached results
 class Context:
-    """What is to be examined, and until when."""
+    """The objects of the examination, and its deadline."""
 
     deadline: float  # on ``time.monotonic()``'s clock
-    # How many the user wants to run; None where they didn't say.
+    # The number of ranks that the user wants to run; None if the user didn't say.
     ranks: int | None = None
     hosts: tuple[Host, ...] = ()
-    # Absolute path of the script that the ranks are to run, if said.
+    # The absolute path of the script that the ranks shall run, if given.
     script: str | None = None
 
     @functools.cached_property
     def facts(self) -> dict[str, Any]:
-        """What `chainermn env` prints."""
+        """The facts that `chainermn env` prints."""
         return environment.collect(round(self.share(FACTS_SHARE), 1))
 
     def share(self, share: float) -> float:
@@ -84,7 +84,7 @@ class Context:
         return max(0.1, share * (seconds - cleanup))
 
     def local_ranks(self) -> int | None:
-        """Return how many ranks this machine is to run; None if unknown, or if others run them."""
+        """Return how many ranks this machine shall run; None if unknown, or if others run them."""
         if self.hosts:
             names = [host.name for host in self.hosts]
             with ThreadPoolExecutor(MAX_LOOKUPS) as pool:
@@ -93,12 +93,12 @@ class Context:
         return self.max_ranks_per_host()
 
     def max_ranks_per_host(self) -> int | None:
-        """Return the most ranks that any of the machines is to run; None if unknown."""
+        """Return the largest number of ranks that a machine shall run; None if unknown."""
         if not self.hosts:
             return self.ranks
         try:
             return max(assign_slots(self.hosts, self.ranks).values())
-        except ValueError:  # they don't fit, which another check says
+        except ValueError:  # the ranks don't fit, which another check reports
             return max(host.slots or 1 for host in self.hosts)
 
 
@@ -112,12 +112,12 @@ class Check:
     name: str  # unique among all stages; what JSON and people call it
     question: str  # in the user's words
     run: Run  # it may raise
-    # Names of earlier checks without whose success this one has no point.
+    # The names of earlier checks that must succeed before this check makes sense.
     needs: tuple[str, ...] = ()
 
 
 class Checks(list[Check]):
-    """The checks of one file, in the order in which they stand there and are shown."""
+    """The checks of one file, in the file's order, in which they are also shown."""
 
     def add(
         self, name: str, question: str, needs: tuple[str, ...] = ()

@@ -110,10 +110,11 @@ def nccl(context: Context) -> CheckResult:
 
 
 def oldest_nccl() -> list[int]:
-    """Return the oldest version of NCCL that will do. Call it in a subprocess."""
+    """Return the oldest version of NCCL that suffices. Call it in a subprocess."""
     import mpi4py
 
-    mpi4py.rc.initialize = False  # where MPI can't start, this still has an answer
+    # So this function has an answer even if MPI can't start.
+    mpi4py.rc.initialize = False
     from chainermn_comm.gpu import OLDEST_NCCL
 
     return list(OLDEST_NCCL)

@@ -1,4 +1,4 @@
-"""Hints that several checks give: what `chainermn explain` knows of an error, or more time."""
+"""Hints that several checks give: the remedy that `chainermn explain` knows, or more time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MORE_TIME = (
     "it hangs, or this machine is slow; if it is slow, give more time with --timeout"
 )
 REPORT_IT = "please report it: chainermn doctor --report"
-# How the reasons end that `jobs.TimedOut` and `environment.run_concurrently` give.
+# The ends of the reasons that `jobs.TimedOut` and `environment.run_concurrently` give.
 TIMED_OUT = re.compile(r"within \S+ s$")
 
 
@@ -23,7 +23,7 @@ def hint_for(text: str, default: str) -> str:
 
 
 def most_telling_line(text: str) -> str:
-    """Return the line of an error that says most, or the last one; "nothing" if none does."""
+    """Return the most telling line of an error, or else the last line; "nothing" without any."""
     if match := root_cause(text.encode(errors="replace")):
         return match.text
     lines = [line.strip() for line in text.splitlines()]

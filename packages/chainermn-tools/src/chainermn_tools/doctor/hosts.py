@@ -39,17 +39,18 @@ from chainermn_tools.explain import root_cause
 from chainermn_tools.formatting import format_count, join_first
 
 MAX_NAMED = 5
-# Enough ranks of a host to show where it puts them; more would only take longer.
+# Ranks of each host: enough to show where they run; more would only take longer.
 MAX_RANKS_PER_HOST = 2
-# Of the remaining time, what jobs may take.
+# The share of the remaining time that jobs may take.
 SRUN_SHARE = 0.3
 JOB_SHARE = 0.6
 ALONE_SHARE = 0.9
-# Hosts that are tried alone, at the same time.
+# The number of hosts that are tried alone at the same time.
 MAX_ALONE = 8
 # The communicator that refuses more than one host.
 SINGLE_HOST = "single_node"
-RANK_MEMORY = 256 * MIB  # of a rank that has imported Chainer and made a communicator
+# The memory of a rank that has imported Chainer and made a communicator.
+RANK_MEMORY = 256 * MIB
 # By host, what is wrong and how to fix it.
 Problems = Mapping[str, tuple[str, str]]
 
@@ -207,7 +208,8 @@ def start(context: Context) -> CheckResult:
         hint = "env | grep -E 'HYDRA_|PRTE_MCA_|OMPI_MCA_|SLURM_'   # something overrules the hosts"
         return failed(message, hint, ranks=dict(began))
     silent = [host for host in job.ranks_per_host if not began[names[host]]]
-    if len(silent) > 1 and not root_cause(job.output.tail):  # one may hold up all
+    # One host may hold up all hosts.
+    if len(silent) > 1 and not root_cause(job.output.tail):
         timeout = context.share(ALONE_SHARE)
 
         def alone(host: str) -> RankJob:
@@ -291,7 +293,7 @@ def shared_memory(context: Context) -> CheckResult:
     result = ok("every host has enough")
     for host, facts in _facts(context).items():
         if host == socket.gethostname():
-            continue  # another check looks at this machine's
+            continue  # another check looks at this machine
         found = check_size(facts["shared_memory"], ranks, mpi_vendor(context))
         if found.hint is not None and result.status != "failed":
             result = CheckResult(
@@ -315,7 +317,7 @@ def srun_ranks(context: Context) -> CheckResult:
     plugin = "pmi2"
     if mpi_vendor(context) == "Open MPI":
         plugin = "pmix"
-    # Without a vendor no plugin is named: Slurm's default, or the user's, is tried.
+    # Without a vendor no plugin is named, so Slurm's or the user's default is tried.
     launcher = {"path": "srun", "vendor": None}
     variables = {"SLURM_NNODES": str(len(shares))}
     job = run_ranks(shares, context.share(SRUN_SHARE), launcher, (), variables)

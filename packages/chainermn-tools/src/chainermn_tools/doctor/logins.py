@@ -21,15 +21,15 @@ from chainermn_tools.doctor.check import Context
 from chainermn_tools.doctor.hints import most_telling_line
 from chainermn_tools.explain import root_cause
 
-# Logins at the same time: more would overload a gateway, a directory service or this
+# Logins at the same time. More would overload a gateway, a directory service or this
 # machine.
 MAX_LOGINS = 16
-# Of the remaining time, what all logins together may take.
+# The share of the remaining time that all logins together may take.
 SHARE = 0.3
 # The name of this machine among the hosts; no host can have it.
 THIS_MACHINE = "this machine"
-# For a login shell, which may be csh or fish: nothing in it is special to these. What
-# is to be done comes over its input.
+# For a login shell, which may be csh or fish, to which nothing here is special. The
+# script comes over standard input.
 COMMAND = "exec sh -s"
 MARK = "chainermn-doctor:"  # start-up files of shells print things, too
 SCRIPT = """\
@@ -37,7 +37,7 @@ SCRIPT = """\
 status=$?
 [ $status = 0 ] || printf '\\n{mark}{{"status": %d}}\\n' $status
 """
-# For whatever Python is there, of any version.
+# For any version of Python that a host has.
 CODE = """\
 import hashlib, json, platform, sys
 found = {"host": platform.node(), "version": platform.python_version()}
@@ -50,26 +50,26 @@ except (IOError, OSError) as error:
     found["no script"] = error.strerror
 print("\\n%s" + json.dumps(found))
 """.replace("%s", MARK)
-# What -v adds: its own lines, and the banner of a version. And what is no failure.
+# Lines that -v adds, the banner of a version, and lines that report no failure.
 VERBOSE_LINE = re.compile(
     r"debug\d: |OpenSSH_|Authenticated to |Transferred: |Bytes per second: "
     r"|Warning: Permanently added "
 )
 LOGGED_IN = re.compile(r"^(?:debug1: )?Authenticated to ", re.MULTILINE)
 QUOTED_CHARACTERS = 300
-# In the hints of explain's rules, the place of the host's name.
+# The placeholder for the host's name in the hints of explain's rules.
 HOST = "host1"
 
 
 @dataclass(frozen=True)
 class Login:
-    """What came of asking one host."""
+    """The result of asking one host."""
 
-    # What CODE printed there; a shell's ``status`` where Python doesn't run.
+    # What CODE printed on the host; only a shell's ``status`` if Python doesn't run.
     answer: dict[str, Any] = field(default_factory=dict)
     problem: str = ""  # why there is no answer
-    hint: str = ""  # what to do about that
-    said: str = ""  # on standard error, without what -v adds
+    hint: str = ""  # the remedy
+    said: str = ""  # the host's standard error, without the lines that -v adds
 
 
 @functools.cache

@@ -18,12 +18,12 @@ from chainermn_tools.doctor.software import mpi_vendor
 
 SHM_FOLDER = "/dev/shm"
 MIB = 1 << 20
-# MPICH 5 ends by SIGSEGV or SIGBUS as it starts with less than about 14 MiB and 5 MiB a
-# rank; Open MPI 5 starts with 1 MiB, and needs some for windows.
+# With less than about 14 MiB and 5 MiB per rank, MPICH 5 ends by SIGSEGV or SIGBUS when
+# it starts. Open MPI 5 starts with 1 MiB, and needs more for windows.
 START_BYTES = 14 * MIB
 START_RANK_BYTES = 5 * MIB
 OPEN_MPI_BYTES = 4 * MIB
-# A communicator takes up to 4 MiB a rank, and only where 8 MiB stay free beside.
+# A communicator takes up to 4 MiB per rank, and only if 8 MiB stay free.
 RESERVE_BYTES = 8 * MIB
 RANK_BYTES = 4 * MIB
 RESIZE_HINT = (
@@ -44,7 +44,7 @@ def shared_memory(context: Context) -> CheckResult:
 
 
 def check_size(size: dict[str, int], ranks: int, vendor: str | None) -> CheckResult:
-    """Check whether ranks of one machine can start, and be fast, with so much shared memory."""
+    """Check whether a machine's ranks can start, and be fast, with this much shared memory."""
     total = size["total_bytes"]
     free = size["free_bytes"]
     if vendor == "Open MPI":

@@ -1,10 +1,10 @@
-"""What each rank does that the doctor starts: it reports facts, and then tries everything.
+"""The program of each rank that the doctor starts: it reports facts, and then tries everything.
 
     python -m chainermn_tools.doctor.rank_program ORDER
 
 ORDER is JSON: the ``seconds`` after which the rank ends itself, the number of ``ranks``
 that were asked for, and the names of the ``communicators`` to try. Every step is
-reported by an event, so that it is known however the rank ends.
+reported by an event, so that the launcher knows it however the rank ends.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def on_gpus(communicator: str) -> str:
 
 def main() -> None:
     order = json.loads(sys.argv[1])
-    # Its default action ends a process even while it is stuck in C.
+    # The signal's default action ends a process even while it is stuck in C.
     signal.alarm(order["seconds"])
     _report(FACTS, environment.rank_facts())
     from mpi4py import MPI  # starts MPI

@@ -1,8 +1,8 @@
-"""What ranks try with messages and communicators; every value that arrives is checked.
+"""Tests of messages and communicators by ranks, which check every value that arrives.
 
-Only ranks may import it: that starts MPI. Each function returns ``problem``, a sentence
-about what went wrong on any rank, or None; or ``reason``, why nothing was tried. Both
-are the same on all ranks.
+Only ranks may import this module, because the import starts MPI. Each function returns
+``problem``, a sentence about what went wrong on any rank, or None; or ``reason``, why
+nothing was tried. Both are the same on all ranks.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from chainermn_comm.gpu import devices
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-# Bytes that a rank sends to all others together: large messages among few ranks, and
-# still a moment's work.
+# Bytes that a rank sends to all other ranks together: large messages among few ranks,
+# but quickly sent.
 SENT_BYTES = 16 << 20
 COUNT = 12345  # elements of an array
 # The communicator that exchanges nothing, and leaves gradients as they are.
 NO_OP = "dummy"
 GPU_ONLY = "pure_nccl"
-# Those that need no GPU for each rank.
+# The communicators that don't need a GPU for each rank.
 SHARING_GPUS = ("naive", "flat", NO_OP)
-# Of gradients on GPUs: dtypes and elements, some more than a chunk has.
+# The dtypes and sizes of gradients on GPUs; some are larger than a chunk.
 GPU_GRADIENTS = (("f4", 12345), ("f2", 999), ("f8", 1), ("f4", 9 << 20))
 # A call may return before its work is over, and raise its errors in the next one.
 GPU_CALLS = 3
@@ -135,7 +135,7 @@ def _first(world: MPI.Intracomm, problem: str | None) -> str | None:
 
 
 def _gpu_problem(world: MPI.Intracomm, name: str) -> str | None:
-    """Return why a rank has no GPU, or shares one, which not all communicators bear."""
+    """Return why a rank has no GPU, or shares one, which not all communicators allow."""
     for reason in world.allgather(devices.unavailable_reason()):
         if reason is not None:
             return str(reason)

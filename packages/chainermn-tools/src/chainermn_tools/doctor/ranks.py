@@ -36,8 +36,8 @@ from chainermn_tools.doctor.rank_program import (
 )
 from chainermn_tools.formatting import format_count
 
-# All that `chainermn_comm.create_communicator` knows; importing it here could start its
-# hooks.
+# The names that `chainermn_comm.create_communicator` knows. Importing it here could
+# start its hooks.
 COMMUNICATORS = (
     "naive",
     "flat",
@@ -48,8 +48,8 @@ COMMUNICATORS = (
     "pure_nccl",
     "dummy",
 )
-# Ranks stay on this machine even where a scheduler granted others: Hydra, Intel's, Open
-# MPI 5, 4.
+# Variables that keep ranks on this machine even if a scheduler granted other hosts:
+# Hydra's, Intel MPI's, Open MPI 5's and 4's.
 HERE = "localhost"
 STAY_HERE = {
     "HYDRA_LAUNCHER": "fork",
@@ -59,16 +59,16 @@ STAY_HERE = {
     "OMPI_MCA_ras": "^slurm",
     "OMPI_MCA_plm": "rsh",
 }
-# Ranks of Open MPI that wait leave the core to others, without which few cores are far
-# slower.
+# Waiting ranks of Open MPI leave their core to other ranks. Otherwise ranks on few
+# cores are far slower.
 YIELDING = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 # How long after its time limit a rank ends itself, if nobody has ended it.
 SPARE_SECONDS = 3
-# Of the remaining time, where hosts are to be examined after these ranks.
+# The share of the remaining time, if hosts are examined after these ranks.
 SHARE_BEFORE_HOSTS = 0.4
 HELLO = "mpiexec -n 2 python -c 'from mpi4py import MPI; print(MPI.COMM_WORLD.rank)'"
 HELLO_HINT = f"{HELLO}   # must print 0 and 1"
-# The last part of a rank's life needs these.
+# The last steps of a rank's life need these checks.
 NEEDS = ("packages", "mpi4py", "mpiexec", "mpi_match", "shared_memory")
 
 checks = Checks()
@@ -76,10 +76,10 @@ checks = Checks()
 
 @dataclass(frozen=True)
 class RankJob:
-    """What became of ranks."""
+    """The result of a job of ranks."""
 
-    ranks_per_host: Mapping[str, int]  # how many of them each host should have got
-    timeout: float  # how many seconds they had
+    ranks_per_host: Mapping[str, int]  # how many ranks each host should have got
+    timeout: float  # how many seconds the ranks had
     # How mpiexec ended, what ranks reported, and what was printed.
     output: jobs.JobOutput
 
@@ -92,7 +92,7 @@ class RankJob:
         return self.output.text
 
     def results(self, step: str) -> list[dict[str, Any]]:
-        """Return what the ranks reported of a step, those that finished it."""
+        """Return what the ranks that finished a step reported of it."""
         return [
             event["result"]
             for event in self.output.events
@@ -134,7 +134,7 @@ class RankJob:
         return ok(success, tried=tried)
 
     def evaluate_meeting(self, context: Context) -> CheckResult:
-        """Check that all ranks came through MPI_Init, and see one another."""
+        """Check that MPI_Init has ended on all ranks, and that they see one another."""
         found = self.results(START)
         if len(found) < self.ranks:
             message = f"MPI starts on {len(found)} of {self.ranks} ranks"
@@ -180,17 +180,17 @@ def run_ranks(
     env = {**YIELDING, **jobs.BESIDE, **os.environ, "OMP_NUM_THREADS": "1", **variables}
     hosts: Mapping[str, int] | None = ranks_per_host
     if launcher["vendor"] is None:
-        hosts = None  # the option that names them isn't known
+        hosts = None  # the option that names hosts isn't known
     args = jobs.mpiexec_command(
         launcher,
         ranks,
         ["-m", rank_program.__name__, words],
-        flags=["-P"],  # the current folder has no part in it
+        flags=["-P"],  # so the current folder has no influence
         hosts=hosts,
         threads=1,
         variables=env,
     )
-    grace = jobs.TERM_GRACE_SECONDS  # it must be gone soon after the time-out
+    grace = jobs.TERM_GRACE_SECONDS  # the job must be gone soon after the time-out
     output = jobs.run_job(
         args, env, ranks=ranks, timeout=timeout, forward=False, term_grace=grace
     )
@@ -202,7 +202,8 @@ def run_local_job(context: Context) -> RankJob:
     """Run the ranks on this machine."""
     ranks = context.max_ranks_per_host() or DEFAULT_RANKS
     share = 1.0
-    if context.hosts:  # which run the ranks; here as many as can meet and have cores
+    # The hosts run the ranks; here start as many ranks as can meet and have cores.
+    if context.hosts:
         usable = context.facts["machine"]["cores"]["usable"]
         ranks = max(DEFAULT_RANKS, min(ranks, usable))
         share = SHARE_BEFORE_HOSTS

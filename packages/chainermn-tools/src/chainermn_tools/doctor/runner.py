@@ -1,4 +1,4 @@
-"""Runs the checks one after another, and yields a result for every one."""
+"""Runs the checks one after another, and yields a result for each."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _run_check(check: Check, context: Context) -> CheckResult:
         return check.run(context)
     except Unavailable as error:
         return failed(str(error), hint_for(str(error), "run it by hand to see more"))
-    except Exception as error:  # whatever it is, the other checks go on
+    except Exception as error:  # whatever the error is, the other checks go on
         message = f"the check itself failed: {type(error).__name__}: {error}"
         default = f"this is a mistake of the doctor; {REPORT_IT}"
         return failed(message, hint_for(message, default))

@@ -18,7 +18,7 @@ from chainermn_tools.doctor.check import (
     warning,
 )
 
-SHORT_SECONDS = 300  # in which hardly a job gets anywhere
+SHORT_SECONDS = 300  # less time than most jobs need
 # States of nodes; those with a star don't answer.
 BROKEN = re.compile(r"\*$|^(?:down|fail)")
 ADDRESS = re.compile(r"[\d.]+")
@@ -60,7 +60,7 @@ def scheduler(context: Context) -> CheckResult:
         if BROKEN.search(state):
             hint = f"sbatch --exclude={node} ...   # or ask: scontrol show node"
             return failed(f"{node} is {state} ({reason})", hint)
-    with suppress(ValueError):  # it may have no limit
+    with suppress(ValueError):  # the job may have no limit
         end = _ask("squeue", "-h", "-j", job, "-o", "%e").strip()
         left = int((datetime.fromisoformat(end) - datetime.now()).total_seconds())
         if left < SHORT_SECONDS:
@@ -70,7 +70,7 @@ def scheduler(context: Context) -> CheckResult:
 
 
 def _ask(program: str, *words: str) -> str:
-    """Return what a program of Slurm prints; nothing where it fails or is missing."""
+    """Return what a program of Slurm prints; nothing if the program fails or is missing."""
     with suppress(jobs.Unavailable):
         return jobs.check_output([program, *words], ASK_SECONDS)
     return ""

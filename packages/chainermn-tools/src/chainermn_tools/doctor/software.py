@@ -84,7 +84,7 @@ def packages(context: Context) -> CheckResult:
 def unsatisfied_requirements() -> dict[str, str]:
     """Find what is missing among the direct requirements of our installed packages.
 
-    Return a sentence about each. What can't be parsed is left out.
+    Return a sentence about each. Requirements that can't be parsed are left out.
     """
     installed = environment.distributions()
     unsatisfied: dict[str, str] = {}
@@ -211,7 +211,7 @@ def mpi_match(context: Context) -> CheckResult:
 
 
 def _prepend_path() -> str | None:
-    """Return how to use the mpiexec beside Python; None without one, or if it is used already."""
+    """Return how to use the mpiexec beside Python; None if there is none, or it is used already."""
     folder = os.path.dirname(sys.executable)
     beside = os.path.join(folder, "mpiexec")
     if os.path.exists(beside) and shutil.which("mpiexec") != beside:

@@ -1,4 +1,4 @@
-"""What a bug report needs to say about this machine and what is installed on it."""
+"""Facts for a bug report about this machine and the software on it."""
 
 from .machine import memory as memory
 from .mpi import mpi_library as mpi_library

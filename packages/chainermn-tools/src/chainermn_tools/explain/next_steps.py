@@ -10,7 +10,7 @@ FIND_SENDER = "find who sent it: a time limit, a preemption, or `kill`"
 ASK_MPIEXEC = "read mpiexec's own message above; `chainermn doctor` may find the cause"
 READ_STACK = "read the stack after 'Fatal Python error'"
 START_AGAIN = "start the job again to go on"
-# What to do, by words in what a launcher says, as in `_chainermn_verdict.STEPS`.
+# The next step by words in a launcher's text, as in `_chainermn_verdict.STEPS`.
 STEPS = (
     ("ended by Ctrl-C", "start it again; it goes on only from a checkpoint"),
     (

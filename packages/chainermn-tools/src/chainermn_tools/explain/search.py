@@ -15,11 +15,12 @@ from chainermn_tools.explain.failed_rank import Verdict, VerdictFinder
 from chainermn_tools.formatting import printable
 
 # A longer "line", of binary data, is read in pieces of this length, so that no pattern
-# takes long. A message that is cut so isn't found.
+# takes long. A message that the end of a piece cuts isn't found.
 LINE_CHARACTERS = 4096
-# Rules are first compared with so many lines together, as most lines fit none.
+# Rules are first compared with this number of lines together, because most lines match
+# none.
 LINES_TOGETHER = 100
-# Of the line that is shown: how much at most, and how much of it before the message.
+# The most characters of a line that are shown, and how many of them before the message.
 SHOWN_CHARACTERS = 300
 SHOWN_BEFORE = 100
 COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -27,9 +28,9 @@ EMPTY = "The log is empty. Redirect both streams: `mpiexec ... > job.log 2>&1`."
 NO_TRACEBACK = "No known error found; the log has no whole traceback."
 LAST_TRACEBACK = "The last traceback, after which the log goes on: "
 NO_TEXT = "No known error found; this is no plain text."
-# Bytes that no text has, and those that couldn't be decoded.
+# Characters that no text has, and bytes that couldn't be decoded.
 BINARY = re.compile("[\0\ufffd]")
-# In the advice of rules, the place of a host's name.
+# The placeholder for a host's name in the advice of rules.
 HOST = "host1"
 # Kinds of errors that say why a job failed.
 TELLING = (Kind.ROOT_CAUSE, Kind.AMBIGUOUS, Kind.SIGNAL)
@@ -39,8 +40,8 @@ ORDER = list(Kind)
 class Line(NamedTuple):
     """A line of a log."""
 
-    number: int  # from 1; progress bars' carriage returns don't count
-    text: str  # without terminals' colours
+    number: int  # from 1; the carriage returns of progress bars don't count
+    text: str  # without the colours of terminals
 
 
 @dataclass
@@ -65,16 +66,16 @@ class Findings:
     """What a log says of its job."""
 
     verdict: Verdict | None
-    matches: list[Match]  # the most telling first; equals in the log's order
+    matches: list[Match]  # the most telling first; otherwise in the log's order
     nothing: str  # what to say if nothing was found
 
 
 def search(log: BinaryIO, rules: Sequence[ErrorRule] | None = None) -> Findings:
-    """Search a log, which may contain anything, for some rules' errors, or all.
+    """Search a log, which may contain anything, for the errors of some rules, or of all rules.
 
     Each error is returned once. If the log has a verdict, messages that only follow
-    from that are left out, and so are errors that were caught. Raise OSError if the log
-    can't be read.
+    from the verdict are left out, and so are errors that were caught. Raise OSError if
+    the log can't be read.
     """
     if rules is None:
         rules = load_rules()
@@ -155,7 +156,7 @@ def _is_echo(rule: ErrorRule, verdict: Verdict | None) -> bool:
 
 
 def _shown(text: str, start: int) -> str:
-    """Return the line, printable and no longer than is good to read, with what is at ``start``."""
+    """Return a short, printable part of the line, with the text at ``start``."""
     text = printable(text).strip()
     if len(text) > SHOWN_CHARACTERS:
         begin = max(0, start - SHOWN_BEFORE)

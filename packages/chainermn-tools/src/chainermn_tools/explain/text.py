@@ -14,7 +14,7 @@ from chainermn_tools.formatting import print_line, print_text
 if TYPE_CHECKING:
     from rich.console import Console
 
-INDENT = " " * 4  # of what is never broken, so that it can be copied
+INDENT = " " * 4  # of lines that are never broken, so that they can be copied
 SECONDARY_ONLY = (
     "These lines only follow from another failure. Read the first traceback."
 )

@@ -1,4 +1,4 @@
-"""The programs that this process runs: it adopts the orphans of each, and ends them with it."""
+"""The programs that this process runs. It adopts each program's orphans, and ends them with it."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ PR_SET_CHILD_SUBREAPER = 36
 # Killing ends after this, even if a process can't be killed.
 KILL_SECONDS = 5.0
 KILL_STEP_SECONDS = 0.01
-# Between two looks for orphans that have ended; a look takes milliseconds.
+# The time between two looks for orphans that have ended; a look takes milliseconds.
 REAP_SECONDS = 5.0
-# What the command line of a job's monitor has.
+# A part of the command line of a job's monitor.
 MONITOR = "chainermn_comm.watchdog.monitor"
 
-_lock = threading.RLock()  # a signal may interrupt the thread that has it
+_lock = threading.RLock()  # a signal may interrupt the thread that holds the lock
 _running: dict[int, subprocess.Popen[Any]] = {}
 _closed = False
 
 
 @contextlib.contextmanager
 def running(args: Sequence[str], **how: Any) -> Iterator[subprocess.Popen[Any]]:
-    """Run a program for the block, after which nothing is left here of what it started.
+    """Run a program in the block, after which no process that it started is left here.
 
-    It runs in a session of its own, so that Ctrl-C reaches only this process. Raise
-    OSError if it can't be started, which is InterruptedError where no programs are
+    The program runs in a session of its own, so that Ctrl-C reaches only this process.
+    Raise OSError if the program can't be started: InterruptedError if no programs are
     started any more.
     """
     spared = _children()
@@ -60,24 +60,24 @@ def running(args: Sequence[str], **how: Any) -> Iterator[subprocess.Popen[Any]]:
             try:
                 process.wait(KILL_SECONDS)
             except subprocess.TimeoutExpired:
-                # It waits for a disk, and nobody waits for it.
+                # The process waits for a disk, and nobody waits for the process.
                 process.returncode = -signal.SIGKILL
             kill_orphans(spared)
             with _lock:
                 del _running[process.pid]
                 _adopt_orphans(len(_running) > 0)
-    # What an mpiexec of Open MPI that was killed leaves.
+    # The folder that a killed mpiexec of Open MPI leaves.
     folder = os.path.join(os.environ.get("TMPDIR", "/tmp"), f"ompi.{process.pid}")
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _adopt_orphans(do_so: bool) -> None:
-    """Let this process be the parent of its descendants' orphans, or let init be it again."""
+    """Make this process, or init again, the parent of orphans among its descendants."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, do_so)
 
 
 def kill_orphans(spared: Collection[int]) -> None:
-    """Kill the processes that programs left to this one, and theirs in turn.
+    """Kill the processes that programs left to this process, and their descendants.
 
     Other children of this process are spared: those in its own session, those that a
     thread waits for, those that it had before, and monitors, which remove what a job has
@@ -97,7 +97,7 @@ def kill_orphans(spared: Collection[int]) -> None:
 
 
 def _reap_orphans(spared: Collection[int], is_over: threading.Event) -> None:
-    """Take the exit status of orphans that end, until the event: they don't stay as zombies."""
+    """Take the exit status of orphans that end, until the event, so that no zombies stay."""
     while not is_over.wait(REAP_SECONDS):
         for pid in _orphans(spared):
             with contextlib.suppress(ChildProcessError):  # another thread was first
@@ -105,7 +105,7 @@ def _reap_orphans(spared: Collection[int], is_over: threading.Event) -> None:
 
 
 def _orphans(spared: Collection[int]) -> set[int]:
-    with _lock:  # a program that another thread just starts is among the running
+    with _lock:  # a program that another thread is just starting is among `running`
         return _children(away=True).difference(spared, _running)
 
 
@@ -127,10 +127,10 @@ def _children(away: bool = False) -> set[int]:
 
 @contextlib.contextmanager
 def kill_children_on_exit() -> Iterator[None]:
-    """Kill the programs that threads still run at the end of the block; no other can then start.
+    """Kill the programs that threads still run at the end of the block; then none can start.
 
-    Threads that were left behind may run some, and nobody waits for those. In the block
-    signals that would end this process raise SystemExit (main thread only).
+    Threads that were left behind may run programs, for which nobody waits. In the
+    block, signals that would end this process raise SystemExit (main thread only).
     """
     global _closed
     _closed = False
@@ -149,13 +149,13 @@ def kill_children_on_exit() -> Iterator[None]:
 
 
 def _close(spared: Collection[int]) -> None:
-    """Start no more programs, and kill the running ones with all that they have started."""
+    """Start no more programs, and kill the running ones with all their descendants."""
     global _closed
     with _lock:
         _closed = True
     for process in tuple(_running.values()):
         process.kill()
-        # Its children are this process's only then.
+        # Only then are the program's children children of this process.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(KILL_SECONDS)
     kill_orphans(spared)

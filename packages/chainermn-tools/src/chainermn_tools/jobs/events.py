@@ -9,14 +9,15 @@ from typing import Any
 
 from _chainermn_events import MARK, MOST_BYTES, VERSION
 
-# What begins like an event and is longer, with a tag before it, is none.
+# A line that begins like an event but is longer, with a tag before it, is no event.
 MAX_LINE_BYTES = MOST_BYTES + 512
-# Before a rank's line, if asked for: MPICH's `[0] `; Open MPI's `[1,0]<stderr>: `, job
-# and rank.
+# The tag before a rank's line, if asked for: `[0] ` by MPICH; `[1,0]<stderr>: `, with
+# the job and the rank, by Open MPI.
 TAG = rb"(?:\[(?:[^\[\],\s]{0,200},)?\d{1,9}\](?:<std(?:out|err)>:)? ?)"
 RANKS_LINE = re.compile(rb"^%s.*\n?" % TAG, re.MULTILINE)
-# What is reported of a rank that ended badly: by MPICH's mpiexec; by Open MPI's, which
-# breaks lines; and by Open MPI in a rank, after which its mpiexec may blame another.
+# The reports of a rank that ended badly: by MPICH's mpiexec; by Open MPI's mpiexec,
+# which breaks lines; and by Open MPI in a rank, after which its mpiexec may blame
+# another rank.
 REPORTS = [
     re.compile(pattern, re.MULTILINE)
     for pattern in (
@@ -50,12 +51,13 @@ class Decoder:
         begin = rb"(?:%s)?%s" % (TAG, MARK.encode())
         event = rb"%s%s (\{[ -~]*\})\r?\n" % (begin, re.escape(job.encode()))
         self._line = re.compile(event, re.MULTILINE)
-        # Also a tag alone: MPICH's mpiexec may write an event's separately.
+        # Also a tag alone, because MPICH's mpiexec may write the tag before an event
+        # separately.
         self._partial = re.compile(rb"%s|%s\Z" % (begin, TAG), re.MULTILINE)
         self._pending = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Take the next bytes of the stream, or none at its end; return what is to be shown."""
+        """Take the stream's next bytes, or none at its end; return the bytes to be shown."""
         shown = self._line.sub(self._take, self._pending + data)
         self._pending = b""
         begun = self._partial.search(shown, shown.rfind(b"\n") + 1)
@@ -65,11 +67,12 @@ class Decoder:
         return shown
 
     def _take(self, line: re.Match[bytes]) -> bytes:
-        """Add an event to the list; return what is shown in its place: nothing, if it is one."""
+        """Add a line to the list if it is an event; return what to show: nothing for an event."""
         try:
             event = json.loads(line[1])
             rank = int(event["rank"])
-        except (KeyError, TypeError, ValueError):  # another rank's output got into it
+        # Another rank's output got into the line.
+        except (KeyError, TypeError, ValueError):
             return line.group()
         if event.get("version") == VERSION:
             self._events.append(Event(rank, str(event.get("event")), event))
@@ -80,15 +83,15 @@ class Decoder:
 class LostProcess:
     """A process that ended badly, as far as mpiexec reports it."""
 
-    pid: int | None = None  # on its host
+    pid: int | None = None  # its PID on its host
     rank: int | None = None
-    host: str = ""  # as mpiexec calls it
+    host: str = ""  # the host, as mpiexec calls it
     code: int | None = None  # its exit code, if it had one
-    signal: int | None = None  # that ended it, if one did
+    signal: int | None = None  # the signal that ended the process, if any
 
 
 def find_lost(output: bytes) -> list[LostProcess]:
-    """Return what mpiexec reports, but not in lines that begin with a rank, in order."""
+    """Return mpiexec's reports in order, but none in a line that begins with a rank."""
     text = RANKS_LINE.sub(b"", output).decode(errors="replace")
     found = [match for report in REPORTS for match in report.finditer(text)]
     found.sort(key=re.Match.start)

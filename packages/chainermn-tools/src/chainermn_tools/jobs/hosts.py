@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from chainermn_tools.jobs.process import Unavailable, check_output
 
-# A name server that is down answers no question; other ones take less.
+# A name server that is down never answers; other name servers take less time.
 LOOKUP_SECONDS = 3.0
-# What ssh could take for an option, and a shell for anything but a word, is no name of
-# a host.
+# A host's name must not look like an option to ssh, or like anything but a word to a
+# shell.
 HOST_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
-# `host`, or with its number of ranks, as MPICH writes it, `host:2`, or Open MPI, `host
-# slots=2`.
+# `host`; or with a number of ranks `host:2`, as MPICH writes it, or `host slots=2`, as
+# Open MPI does.
 LINE = re.compile(rf"({HOST_NAME.pattern})(?:(?::|\s+slots\s*=\s*)([1-9]\d{{0,5}}))?")
 
 
@@ -26,7 +26,7 @@ class Host:
     """A host, and how many ranks it may get."""
 
     name: str  # or an address
-    slots: int | None  # None where no number was given
+    slots: int | None  # None if no number was given
 
 
 @functools.cache
@@ -35,7 +35,7 @@ def is_here(name: str) -> bool:
     if socket.gethostname() in (name, name.split(".")[0]) or name == "localhost":
         return True
     with contextlib.suppress(Unavailable, OSError):
-        # A program, as a look-up in this process would have no time limit.
+        # A program, because a look-up in this process would have no time limit.
         found = check_output(["getent", "ahostsv4", name], LOOKUP_SECONDS).split()
         with socket.socket(type=socket.SOCK_DGRAM) as probe:
             probe.bind((found[0], 0))  # nobody can have another machine's address
@@ -44,12 +44,12 @@ def is_here(name: str) -> bool:
 
 
 def parse_host_list(text: str) -> tuple[Host, ...]:
-    """Parse a list of hosts, as in ``a,b`` or ``a:2,b:4``; raise ValueError for what is none."""
+    """Parse a list of hosts, as in ``a,b`` or ``a:2,b:4``; raise ValueError for other texts."""
     return _parse(text.split(","), f"--hosts {text!r}")
 
 
 def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
-    """Parse the text of a hostfile: a host a line, as MPICH or Open MPI write it, and comments.
+    """Parse the text of a hostfile of MPICH or Open MPI: a host on each line, and comments.
 
     Raise ValueError if a line is no host, or there is none.
     """
@@ -61,7 +61,7 @@ def parse_hostfile(text: str, path: str) -> tuple[Host, ...]:
 
 
 def _parse(texts: Iterable[str], where: str) -> tuple[Host, ...]:
-    """Return the hosts; slots of one that is named several times add up."""
+    """Return the hosts; the slots of a host that is named several times add up."""
     slots: dict[str, int | None] = {}
     for text in texts:
         found = LINE.fullmatch(text.strip())

@@ -21,29 +21,28 @@ from chainermn_tools.jobs.children import running
 from chainermn_tools.jobs.events import Decoder, Event, LostProcess, find_lost
 from chainermn_tools.jobs.signals import WARNINGS
 
-# How long a job may go on once a rank reported that it failed, or others that one was
-# lost: the abort hook ends it in about one second, but a rank that fails before MPI is
-# initialized leaves the others waiting, and mpiexec itself waits for ever for a host
-# whose link is cut.
+# How long a job may go on after a rank has reported its failure, or the loss of a rank
+# was reported: the abort hook ends it in about one second, but a rank that fails before
+# MPI is initialized leaves the others waiting, and mpiexec itself waits for ever for a
+# host whose link is cut.
 FAILED_SECONDS = 4.0
-# How long it may go on once all ranks have reported that they finished: mpiexec waits
-# for a process that a rank has left, if that holds the rank's output.
+# How long a job may go on after all ranks have reported that they finished: mpiexec
+# waits for a process that a rank has left and that holds the rank's output.
 FINISHED_SECONDS = 10.0
-# From SIGTERM to SIGKILL.
+# The time from SIGTERM to SIGKILL.
 TERM_GRACE_SECONDS = 5.0
 POLL_SECONDS = 0.1
-# What processes that outlive mpiexec write for so long is passed on: a helper may have
-# been about to.
+# The output of processes that outlive mpiexec is passed on for this time, since a
+# helper may just be about to write.
 LINGER_SECONDS = 1.0
 READ_BYTES = 1 << 16
-# The end of the output, which is searched for what mpiexec reports, and for known errors
-# where no rank has started.
+# The size of the end of the output, which is searched for mpiexec's reports, and for
+# known errors if no rank has started.
 TAIL_BYTES = 1 << 20
-# Events after which a job does not come to a good end; docs/decisions/tools.md lists
-# all.
+# Events after which a job can't succeed; docs/decisions/tools.md lists all events.
 FAILURES = ("failed", "exited", "aborted", "rank_lost", "watchdog_abort")
 # Asks the kernel for a SIGTERM when the parent, whose number follows, is killed, and
-# then becomes a program. `preexec_fn` could do so too, but may deadlock where threads
+# then becomes a program. `preexec_fn` could do so, too, but may deadlock if threads
 # run.
 DIE_WITH_PARENT = """
 import ctypes, os, signal, sys
@@ -65,15 +64,16 @@ DYING_WITH_PARENT = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT]
 class JobOutput:
     """How a job ended, and what was reported of it."""
 
-    status: int = 1  # of mpiexec, as a shell would report it; 128 + n for signal n
-    timed_out: bool = False  # whether it had to be ended because of its time limit
+    status: int = 1  # mpiexec's status as a shell would report it; 128 + n for signal n
+    timed_out: bool = False  # whether the job was ended because of its time limit
     interrupted: int | None = None  # the first signal that this process got meanwhile
     # Of the ranks, in order of arrival.
     events: list[Event] = field(default_factory=list)
-    lost: list[LostProcess] = field(default_factory=list)  # which mpiexec reports
+    # The lost ranks that mpiexec reports.
+    lost: list[LostProcess] = field(default_factory=list)
     tail: bytes = b""  # the end of the output, without events
-    command: Sequence[str] = ()  # that was run
-    restarts: int = 0  # how often it had been run before
+    command: Sequence[str] = ()  # the command that was run
+    restarts: int = 0  # how often the job had been run before
 
     @property
     def text(self) -> str:
@@ -91,8 +91,8 @@ class JobOutput:
     def lost_ranks(self) -> dict[int, LostProcess]:
         """Return the ranks of this job that mpiexec reports as lost.
 
-        Ranks may print such reports too, of jobs that they start, or from an old log.
-        So the process must be one that started here.
+        Ranks may print such reports, too, about jobs that they start, or from an old
+        log. So only processes of this job's ranks count.
         """
         started = self.first_of("started")
         found: dict[int, LostProcess] = {}
@@ -114,17 +114,19 @@ def run_job(
     args: Sequence[str],
     env: Mapping[str, str],
     *,
-    ranks: int | None = None,  # whose reports say that all have finished
-    timeout: float | None = None,  # seconds after which it is ended
-    # Grows meanwhile: one signal ends the job, another kills it.
+    # Number of reports which say that all ranks have finished.
+    ranks: int | None = None,
+    timeout: float | None = None,  # seconds after which the job is ended
+    # This list grows while the job runs: one signal ends the job, and another one kills
+    # it.
     signals: Sequence[int] = (),
     # Seconds between a signal that warns and the job's end, for the ranks to save and
     # leave.
     grace: float = GRACE_SECONDS,
-    forward: bool = True,  # else the output is collected, and there is no input
+    forward: bool = True,  # otherwise the output is collected, and there is no input
     term_grace: float = TERM_GRACE_SECONDS,
 ) -> JobOutput:
-    """Run an `mpiexec_command`, and pass on or collect its output; nothing of it is left here.
+    """Run an `mpiexec_command`, and pass on or collect its output; nothing is left on this host.
 
     Raise OSError if the output can't be written.
     """
@@ -147,7 +149,7 @@ def run_job(
     output = running_job.output
     output.status = process.returncode
     if running_job.killed_at < math.inf and running_job.has_finished():
-        output.status = 0  # only what ranks had left was ended
+        output.status = 0  # only processes that ranks had left were ended
     elif output.status < 0:
         output.status = SIGNAL_STATUS - output.status
     if signals:
@@ -158,7 +160,7 @@ def run_job(
 
 
 class _Job:
-    """Passes on the output of a job, and ends the job if it is time."""
+    """Passes on the output of a job, and ends the job when it is time."""
 
     def __init__(
         self,
@@ -183,8 +185,8 @@ class _Job:
         self._is_interrupted = False
 
     def pump(self, process: subprocess.Popen[bytes]) -> None:
-        """Pass output on until the program has ended, and soon after it what it left."""
-        # Writing blocks while a pager is idle, and the time limit holds all the same.
+        """Pass output on until the program has ended, and soon after it all that it left."""
+        # Writing blocks while a pager is idle, but the time limit still holds.
         threading.Thread(target=self._keep_time, args=(process,), daemon=True).start()
         exited_at = math.inf
         with selectors.DefaultSelector() as selector:
@@ -198,7 +200,7 @@ class _Job:
                         selector.unregister(key.fileobj)
                     self._take(key.data, data)
                 now = time.monotonic()
-                # One that waits for a disk can't be killed.
+                # A process that waits for a disk can't be killed.
                 if process.poll() is not None or now > self.killed_at + LINGER_SECONDS:
                     exited_at = min(exited_at, now)
                     if now > exited_at + LINGER_SECONDS:
@@ -228,7 +230,8 @@ class _Job:
             self._is_interrupted = True
             self._ends_at = now
             if self._signals[0] in WARNINGS:
-                process.send_signal(signal.SIGUSR1)  # mpiexec passes it on to its ranks
+                # Mpiexec passes the signal on to its ranks.
+                process.send_signal(signal.SIGUSR1)
                 self._ends_at += self._grace
         elif self._ends_at == math.inf:
             if self.output.has_failed():
@@ -251,10 +254,10 @@ class _Job:
 def _input(forward: bool) -> Iterator[Any]:
     """Yield what a job reads: this process's input, or nothing.
 
-    A terminal stops or refuses who isn't in its foreground, as a job's own session never
-    is. So a process beside this one reads the terminal. In the background it gets an
-    error instead of a signal, which would stop this process too, and the job reads no
-    more.
+    A terminal stops or refuses processes outside of its foreground, where a job's own
+    session never is. So a process beside this one reads the terminal. In the background
+    that process gets an error, after which the job reads no more, instead of a signal,
+    which would stop this process, too.
     """
     if not forward or sys.stdin is None:
         yield subprocess.DEVNULL

@@ -1,6 +1,6 @@
 """The `mpiexec` on PATH, and its command line, which differs from MPI to MPI.
 
-No shell ever reads a command line that is made here.
+No shell reads a command line that is made here.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from chainermn_tools import rank
 from chainermn_tools.jobs.process import Unavailable, check_output
 from chainermn_tools.jobs.variables import is_forwarded
 
-# What `mpiexec --version` prints, most specific first: MVAPICH and Intel MPI build on
-# Hydra too.
+# Words that `mpiexec --version` prints, the most specific first: MVAPICH and Intel MPI
+# build on Hydra, too.
 VENDOR_PATTERNS = (
     ("MVAPICH", r"mvapich"),
     ("Intel MPI", r"intel\(r\) mpi|intel mpi"),
@@ -29,7 +29,7 @@ VERSION_TIMEOUT_SECONDS = 20.0
 
 
 def find_mpiexec(program: str = "mpiexec") -> dict[str, Any]:
-    """Return what `find_launcher` does; also raise Unavailable where its options aren't known."""
+    """Do what `find_launcher` does; also raise Unavailable if the options aren't known."""
     found = find_launcher(VERSION_TIMEOUT_SECONDS, program)
     if found["vendor"] is None:
         raise Unavailable(
@@ -72,7 +72,7 @@ def _path_of(program: str) -> str:
 
 
 def parse_mpi_version(text: str) -> dict[str, str | None]:
-    """Return vendor and version in what `mpiexec --version` prints; None for what is missing."""
+    """Return the vendor and version that `mpiexec --version` prints, each None if it is missing."""
     found: dict[str, str | None] = {"vendor": None, "version": None}
     for vendor, sign in VENDOR_PATTERNS:
         if found["vendor"] is None and re.search(sign, text, re.IGNORECASE):
@@ -92,20 +92,21 @@ def mpiexec_command(
     flags: Sequence[str] = (),  # of Python
     # Names of variables that reach all hosts, beside `is_forwarded`'s.
     passed: Iterable[str] = (),
-    # Ranks of each; None or empty for this one alone.
+    # The ranks of each host; None or empty for this host alone.
     hosts: Mapping[str, int] | None = None,
     prefix: bool = False,  # whether lines of output begin with their rank
-    threads: int | None = None,  # of each rank; None where there may be several
-    variables: Iterable[str] = (),  # names of the environment's
+    threads: int | None = None,  # BLAS threads of each rank; None if hosts may differ
+    variables: Iterable[str] = (),  # names of the environment's variables
 ) -> list[str]:
-    """Return the command line that starts a job, whose ranks report how they end.
+    """Return the command line of a job whose ranks report how they end.
 
-    `find_mpiexec` returns such a launcher.
+    `find_mpiexec` returns the ``launcher``.
     """
     args = [str(launcher["path"])]
     listed = ",".join(f"{host}:{share}" for host, share in (hosts or {}).items())
     if launcher["vendor"] == "Open MPI":
-        # Else it refuses more ranks than cores, and binds each rank to one core.
+        # Otherwise Open MPI refuses more ranks than cores, and binds each rank to one
+        # core.
         args += ["--map-by", "slot:OVERSUBSCRIBE"]
         if threads != 1:
             args += ["--bind-to", "none"]
@@ -113,7 +114,7 @@ def mpiexec_command(
             args += ["--output", "tag"]
         if listed:
             args += ["--host", listed]
-            # To other hosts it passes on only these.
+            # Open MPI passes only these on to other hosts.
             names = {*filter(is_forwarded, variables), JOB_VARIABLE, *passed}
             for name in sorted(names):
                 args += ["-x", name]

@@ -13,10 +13,10 @@ from typing import Any
 from chainermn_tools.jobs.children import running
 from chainermn_tools.jobs.signals import SIGNAL_NAMES
 
-# From SIGTERM to SIGKILL.
+# The time from SIGTERM to SIGKILL.
 TERM_GRACE_SECONDS = 1.0
-# Characters of a failed command's output that are quoted: a launcher says what is wrong
-# first, a Python traceback last. So many of each end are quoted.
+# The number of characters that are quoted of each end of a failed command's output: a
+# launcher says first what is wrong, a Python traceback last.
 QUOTED_CHARACTERS = 200
 
 
@@ -25,7 +25,7 @@ class Unavailable(Exception):
 
 
 class TimedOut(Unavailable):
-    """What was asked had to be ended: it hangs, or the machine is slow."""
+    """The command or library had to be ended: it hangs, or the machine is slow."""
 
 
 def run(args: Sequence[str], timeout: float) -> CompletedProcess[str]:
@@ -80,7 +80,7 @@ def check_output(args: Sequence[str], timeout: float) -> str:
 
 
 def quote_output(text: str) -> str:
-    """Return some output on one line, shortened, after a colon; empty when there is none."""
+    """Return some output on one line, shortened, after a colon; an empty text without output."""
     words = " ".join(word for word in text.split() if set(word) - set("-=*#"))
     if not words:
         return ""

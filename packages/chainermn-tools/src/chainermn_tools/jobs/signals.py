@@ -7,14 +7,14 @@ import signal
 from collections.abc import Callable, Iterator
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-# By which a scheduler warns of an end that is near.
+# The signals by which a scheduler warns of a near end.
 WARNINGS = (signal.SIGTERM, signal.SIGUSR1)
 SIGNAL_NAMES = {one.value: one.name for one in signal.Signals}
 
 
 @contextlib.contextmanager
 def handle_signals(handle: Callable[[int], None]) -> Iterator[None]:
-    """Let the signals only call this with their number (main thread only)."""
+    """Let signals only call this function with their number (main thread only)."""
     with contextlib.ExitStack() as stack:
         for number in SIGNALS:
             before = signal.getsignal(number)

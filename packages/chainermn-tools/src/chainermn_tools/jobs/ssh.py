@@ -8,16 +8,16 @@ import shutil
 
 from chainermn_tools.jobs.hosts import HOST_NAME
 
-# The variables that name mpiexec's ssh: of MPICH and its relatives, and of Open MPI,
-# which may list several to choose from.
+# The variables that name mpiexec's ssh, for MPICH and its relatives, and for Open MPI,
+# whose variables may list several.
 HYDRA_AGENT = "HYDRA_LAUNCHER_EXEC"
 OPEN_MPI_AGENT = "PRTE_MCA_plm_ssh_agent"
-# What makes mpiexec start ranks by other means than srun.
+# Variables that make mpiexec start ranks by other means than srun.
 OVERRULING = ("HYDRA_LAUNCHER", "PRTE_MCA_plm")
 # A step beside the job's own, on cores that they share. A Slurm that is too old ignores
 # them.
 BESIDE = {"SLURM_OVERLAP": "1", "SLURM_OVERCOMMIT": "1"}
-# Even where a wrapper says -q, with -v ssh says why it failed.
+# Even if a wrapper says -q, with -v ssh says why it failed.
 SSH_OPTIONS = ["-T", "-x", "-v", "-o", "BatchMode=yes", "-o", "ConnectionAttempts=1"]
 SRUN = ["srun", "--mpi=none", "--overlap", "--overcommit", "--nodes=1", "--ntasks=1"]
 
@@ -32,7 +32,7 @@ def starts_by_srun() -> bool:
 def remote_command(
     vendor: str | None, host: str, command: str, timeout: float
 ) -> list[str]:
-    """Return the words that run a command in a shell on a host; refuse what is no name."""
+    """Return the words that run a command in a shell on a host; refuse malformed names."""
     if not HOST_NAME.fullmatch(host):
         raise ValueError(f"{host!r} is no name of a host")
     if starts_by_srun():

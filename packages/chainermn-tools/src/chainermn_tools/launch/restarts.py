@@ -19,10 +19,11 @@ from chainermn_tools.explain import next_step
 from chainermn_tools.formatting import format_count
 from chainermn_tools.launch.verdict import JobResult, classify, of_signal
 
-# Before the job is started again: one second, then twice as long each time, up to this.
+# The longest pause before the job is started again. The first pause is one second, and
+# each pause is twice as long as the one before.
 LONGEST_PAUSE_SECONDS = 60.0
 PAUSE_STEP_SECONDS = 0.1
-ANSWER_SECONDS = 10.0  # for a host
+ANSWER_SECONDS = 10.0  # the time for a host to answer
 
 
 def run_script(
@@ -31,22 +32,22 @@ def run_script(
     script: Sequence[str],
     log: Callable[..., None],  # of a text, and of what comes before its line
     *,
-    hosts: Mapping[str, int] = {},  # ranks of each; empty for this one alone
-    timeout: float | None = None,  # seconds after which a job is ended
+    hosts: Mapping[str, int] = {},  # the ranks of each host; empty for this host alone
+    timeout: float | None = None,  # the seconds after which a job is ended
     max_restarts: int = 0,
     min_ranks: int | None = None,
     grace: float = GRACE_SECONDS,
-    variables: Mapping[str, str] = {},  # to be set on all hosts
+    variables: Mapping[str, str] = {},  # variables to be set on all hosts
     dry_run: bool = False,  # only log the command line
     **options: Any,  # as for `jobs.mpiexec_command`
 ) -> tuple[JobResult, jobs.JobOutput]:
     """Run a Python script with its arguments on several ranks, and again after failures.
 
-    With ``min_ranks`` it is started again on hosts that answer, once they have as many
-    ranks. It is not started again where that can't help, after a signal or its time
-    limit. A signal that warns gives the ranks ``grace`` seconds to save and leave.
-    Return the last result, and the last job's output. Raise OSError if the output can't
-    be written.
+    With ``min_ranks`` the job is started again on the hosts that answer, once these
+    have as many ranks. The job is not started again if that can't help, after a signal,
+    or after its time limit. A signal that warns gives the ranks ``grace`` seconds to
+    save and leave. Return the last result, and the last job's output. Raise OSError if
+    the output can't be written.
     """
     signals: list[int] = []
     known = hosts
@@ -96,7 +97,7 @@ def run_script(
             if output.tail and not output.tail.endswith(b"\n"):
                 os.write(2, b"\n")
             result = _judge(output, ranks, timeout)
-            # Later, that no rank began may be an affair of the moment.
+            # After a restart, the failure to start any rank may be temporary.
             may_help = result.restartable or (attempt and not output.events)
             if result.success or signals or not may_help:
                 break
@@ -106,11 +107,11 @@ def run_script(
 
 
 def _variables(ranks: int, hosts: Mapping[str, int]) -> dict[str, str]:
-    """Return what is set for the ranks beside this process's environment."""
+    """Return the variables for the ranks that this process's environment lacks."""
     chosen = {}
     if "SLURM_STEP_ID" in os.environ:  # a step within one
         chosen.update(jobs.BESIDE)
-    if not hosts:  # else each rank counts on its own host
+    if not hosts:  # otherwise each rank counts the cores of its own host
         threads = jobs.threads_per_rank(ranks)
         if threads is not None:
             chosen["OMP_NUM_THREADS"] = str(threads)
@@ -131,7 +132,7 @@ def _judge(output: jobs.JobOutput, ranks: int, timeout: float | None) -> JobResu
 
 
 def _pause(seconds: float, signals: Sequence[int]) -> None:
-    """Wait, but not for longer than until a signal comes."""
+    """Wait, but only until a signal comes."""
     end = time.monotonic() + seconds
     while not signals and time.monotonic() < end:
         time.sleep(PAUSE_STEP_SECONDS)

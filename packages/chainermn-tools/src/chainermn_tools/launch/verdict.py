@@ -21,15 +21,15 @@ MAX_LISTED_RANKS = 8
 
 @dataclass(frozen=True)
 class JobResult:
-    """What became of a job."""
+    """The verdict on a job."""
 
     success: bool
-    status: int  # what the launcher exits with: the failed rank's own where it is known
+    status: int  # the launcher's exit status: the failed rank's, if known
     cause: str = ""  # what went wrong
     next_step: str = ""  # what to do about it
-    rank: int | None = None  # that failed first, where one did
+    rank: int | None = None  # the rank that failed first, if any
     restartable: bool = True  # whether starting again may help: the ranks had begun
-    traceback: str = ""  # of that rank's error, if it isn't printed yet
+    traceback: str = ""  # the traceback of that rank's error, if it isn't printed yet
 
     @property
     def message(self) -> str:
@@ -39,8 +39,9 @@ class JobResult:
 def classify(output: JobOutput, ranks: int) -> JobResult:
     """Classify a job by the events of its ranks, and by what mpiexec reports.
 
-    A job succeeds if mpiexec says so and no rank reports a failure. Otherwise all ranks
-    may have left together, with LEAVING_STATUS, or the first of these gets the blame:
+    A job succeeds if mpiexec reports success and no rank reports a failure. Otherwise
+    all ranks may have left together, with LEAVING_STATUS, or the first of these is
+    blamed:
 
     1. an error of a rank's own, which is not secondary (see rank.py);
     2. the watchdog's reason (``watchdog_abort``, sent by chainermn_comm's monitor);
@@ -63,14 +64,15 @@ def classify(output: JobOutput, ranks: int) -> JobResult:
         cause = "all ranks have saved and left, as a signal warned of the end"
         return _of_job(cause, LEAVING_STATUS, restartable=False)
 
-    if output.status == LEAVING_STATUS:  # it says that all ranks have saved
+    if output.status == LEAVING_STATUS:  # the status says that all ranks have saved
         output.status = 1
     primary = [event for event in failed if not event["secondary"]]
     if primary:  # of ranks that fail alike, blame the lowest
         alike = [event for event in primary if event["what"] == primary[0]["what"]]
         return _of_error(min(alike, key=lambda event: event.rank), output)
     for event in output.events:
-        if event.kind == "watchdog_abort":  # its SIGTERM is no rank's fault
+        # A SIGTERM to this program is no rank's fault.
+        if event.kind == "watchdog_abort":
             cause = f"the watchdog ended the job: {event['reason']}"
             step = next_step(event["how"] or "")
             return JobResult(False, TIMEOUT_STATUS, cause, step)
@@ -85,7 +87,7 @@ def classify(output: JobOutput, ranks: int) -> JobResult:
 
 
 def of_signal(number: int) -> JobResult:
-    """Return the result of a job that was ended as this program got a signal."""
+    """Return the result of a job that was ended because this program got a signal."""
     cause = _signal_text(number)
     if number == signal.SIGINT:
         cause = "ended by Ctrl-C"
@@ -93,7 +95,7 @@ def of_signal(number: int) -> JobResult:
 
 
 def _of_job(cause: str, status: int, restartable: bool = True) -> JobResult:
-    """Return the result of a job that no single rank made fail."""
+    """Return the result of a job whose failure no single rank has caused."""
     return JobResult(False, status, cause, next_step(cause), restartable=restartable)
 
 
@@ -122,14 +124,15 @@ def _of_error(event: Event, output: JobOutput) -> JobResult:
         output,
         next_step(how, *users_lines(trace)[-1:]),
     )
-    # The rank has printed it, unless its standard error was closed or somebody else's.
+    # The rank has printed the traceback, unless its standard error was closed or
+    # replaced.
     if trace.strip().rpartition("\n")[2].encode() in output.tail:
         return result
     return replace(result, traceback=trace)
 
 
 def _of_silence(output: JobOutput, ranks: int) -> JobResult:
-    """Return the result of a job that mpiexec calls failed, and of which nobody says why."""
+    """Return the result of a job that has failed by mpiexec's report, without any other report."""
     finished = output.first_of("finished")
     silent = [rank for rank in range(ranks) if rank not in finished]
     cause = f"all ranks ended well, but mpiexec ended with status {output.status}"
@@ -152,7 +155,7 @@ def _first_ended(output: JobOutput) -> JobResult | None:
     blamed = _blamed_by_mpiexec(output)
     reported = list(output.first_of("rank_lost").values())
     # MPICH's mpiexec kills the other ranks at once, and then names the lowest of all
-    # that are dead. Where it names another rank than the monitor, the monitor is right.
+    # dead ranks. If it names another rank than the monitor, the monitor is right.
     if reported and (blamed is None or blamed.rank != reported[0]["lost"]):
         status = output.status or 1
         if blamed is not None:

@@ -16,7 +16,7 @@ import psutil  # type: ignore[import-untyped]
 from chainermn_comm.watchdog.diagnosis import WaitGraph, rank_from_json
 from chainermn_comm.watchdog.processes import MONITOR_NAME, peer_of
 
-# What programs that start ranks are called; the nearest above a rank gives its job a
+# The names of programs that start ranks. The nearest one above a rank gives its job a
 # number.
 LAUNCHERS = ("mpiexec", "mpirun", "orterun", "prte", "srun", "slurmstepd")
 # A monitor waits 1.5 s for stacks of its ranks, and 2.5 s for the answers of other
@@ -32,17 +32,18 @@ class LiveJob(NamedTuple):
     command: str  # of a rank
     began: str  # when and where
     monitors: list[str]  # the names of their sockets
-    pids: set[int]  # of its ranks here, and of all processes above them but the first
+    # The PIDs of its ranks here, and of all processes above them but the first.
+    pids: set[int]
 
 
 def choose(number: int | None) -> LiveJob:
     """Return the job to which this PID belongs, or the only one; UsageError if none fits."""
     jobs: dict[int, LiveJob] = {}
     sockets = Path("/proc/net/unix").read_text(errors="replace").splitlines()
-    # Those of connections have the same name.
+    # The sockets of connections have the same name.
     names = {line.partition(f" @{MONITOR_NAME}")[2] for line in sockets}
     for name in sorted(names - {""}):
-        # Of another PID namespace, or it has just ended.
+        # The process is in another PID namespace, or has just ended.
         with suppress(psutil.Error, ValueError, IndexError):
             _add_job(jobs, name)
     if not jobs:
@@ -83,8 +84,8 @@ def _add_job(jobs: dict[int, LiveJob], name: str) -> None:
 
 def ask(job: LiveJob, what: str) -> WaitGraph:
     """Return what the job's monitors say of "calls" or "stacks"; ClickException if none does."""
-    # Twice: a monitor doesn't wait for who was stopped (Ctrl-Z) in the middle of a
-    # question.
+    # Ask twice, because a monitor doesn't wait for a process that was stopped (Ctrl-Z)
+    # in the middle of a question.
     ranks = []
     unseen = []
     has_ended = True
@@ -114,5 +115,5 @@ def _answer(monitor: str, what: str) -> dict[str, Any] | None:
     except TimeoutError:
         why = f"the job's monitor, process {pid}, doesn't answer; is it stopped?"
         raise click.ClickException(why) from None
-    except (OSError, ValueError):  # it has ended
+    except (OSError, ValueError):  # the monitor has ended
         return None

@@ -1,4 +1,4 @@
-"""What ranks do, and did within the last seconds: rates and shares, from many readings."""
+"""What ranks do now, and did within the last seconds: rates and shares from many readings."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ WIRE = "on the wire"
 COMPUTING = "computing"
 SUMMARY_SECONDS = 2.0
 MOST_READINGS = 50
-# Between two readings, and at least as a multiple of what one takes from a core of the
-# ranks.
+# The time between two readings: these seconds, or this multiple of the time that a
+# reading takes from the ranks' cores.
 PAUSE_SECONDS = 0.2
 PAUSE_TIMES = 50
 
@@ -99,9 +99,9 @@ def summaries(job: LiveJob, sort: str) -> Iterator[dict[str, Any]]:
 
 
 def summary(readings: Sequence[Reading], sort: str = "rank") -> dict[str, Any]:
-    """Return what all ranks do and did; the largest first where it isn't sorted by rank."""
+    """Return what all ranks do and did; unless sorted by rank, the largest value comes first."""
     graph = readings[-1].graph
-    if not graph.ranks:  # the first one is about to come
+    if not graph.ranks:  # the first reading is about to come
         return {"slowest": None, "ranks": [], "unseen": graph.unreachable}
     likeliest = readings[-1].causes[:1]
     ranks = [_summary_of(rank, readings) for _, rank in sorted(graph.ranks.items())]
@@ -110,7 +110,8 @@ def summary(readings: Sequence[Reading], sort: str = "rank") -> dict[str, Any]:
         ranks.sort(key=lambda row: -(row[sort] or 0.0))
     slowest = None
     rivals = [row for row in ranks if row["waited_for"] == most["waited_for"]]
-    # Those that were waited for all the time hang, and one of them is the likeliest.
+    # Ranks that were waited for all the time hang, and the likeliest culprit is one of
+    # them.
     if most["waited_for"] == 1.0 or (most["waited_for"] and len(rivals) == 1):
         slowest = most["rank"]
     return {"slowest": slowest, "ranks": ranks, "unseen": graph.unreachable}
@@ -140,7 +141,7 @@ def _summary_of(rank: Rank, readings: Sequence[Reading]) -> dict[str, Any]:
 
 
 def _rate(readings: Sequence[Reading], rank: Rank, of: str) -> float | None:
-    """Return how many a second there were of what a rank counts; None if there were none."""
+    """Return the rate per second of a number that a rank counts; None if the number is 0."""
     first = readings[0]
     last = readings[-1]
     before = getattr(first.graph.ranks[rank.world], of)

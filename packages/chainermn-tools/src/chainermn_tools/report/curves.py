@@ -6,13 +6,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-MOST_POINTS = 2000  # more than a screen shows
+MOST_POINTS = 2000  # more points than a screen shows
 X = "iteration"
 NO_CURVES = {X, "epoch", "elapsed_time"}
 
 
 def curves(log: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], list[str]]:
-    """Return the charts of a log, and what of it they don't show; values of one name share one.
+    """Return a log's charts, and what they don't show; values with the same name share a chart.
 
     ``main/loss`` and ``validation/main/loss`` have the name ``loss``.
     """
@@ -23,14 +23,14 @@ def curves(log: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], list[str]]:
         for number, entry in enumerate(log, 1):
             if name in entry:
                 series["x"].append(entry.get(X, number))
-                # False stands for what is no finite number.
+                # False stands for a value that is no finite number.
                 series["y"].append(is_number(entry[name]) and entry[name])
         bad = sum(value is False for value in series["y"])
         entries = len(series["y"])
         if bad:
             notes.append(f"{name} isn't a finite number in {bad} of {entries} entries.")
         if bad < entries:
-            # One of so many, the last one among them.
+            # One entry out of this number, including the last entry.
             step = -(-entries // MOST_POINTS)
             for axis in ("x", "y"):
                 series[axis] = series[axis][::-step][::-1]

@@ -11,7 +11,7 @@ from typing import Any
 
 from chainermn_tools import trace
 
-LOG = "log"  # the name of a file, as is the next one
+LOG = "log"  # the name of a file, like the next one
 ENVIRONMENT = "env.json"
 TRACE = "trace"
 FOUND = {
@@ -35,15 +35,15 @@ class Inputs:
     # Of the trace, as `trace.time_lines` returns it.
     timeline: dict[str, Any] | None = None
     environment: dict[str, Any] | None = None
-    environment_of: str = ""  # where it was found
+    environment_of: str = ""  # where the environment was found
     notes: list[str] = field(default_factory=list)  # what is missing
 
 
 def find(paths: Sequence[Path]) -> Inputs:
-    """Read what files hold, and what folders do; a trace may be one folder deeper.
+    """Read files, and the files of folders; a trace may be one folder deeper.
 
-    Notes name what is missing or can't be read. Raise NoReport if that leaves neither a
-    log nor a trace, and for two of a kind.
+    Notes name what is missing or can't be read. Raise NoReport if there is neither a
+    log nor a trace, or if there are two of a kind.
     """
     path_of = _paths_by_kind(paths)
     found = Inputs()
@@ -53,7 +53,7 @@ def find(paths: Sequence[Path]) -> Inputs:
                 read(found, path_of[kind])
             except (NoReport, trace.NoTrace) as error:
                 found.notes.append(str(error))
-        elif kind != ENVIRONMENT:  # there is this machine's
+        elif kind != ENVIRONMENT:  # this machine's environment is shown instead
             found.notes.append(f"not found: {FOUND[kind]}")
     if found.log is None and found.summary is None:
         where = ", ".join(map(str, paths))
@@ -116,7 +116,7 @@ def _kinds(path: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _read(path: Path, kind: str, form: type) -> Any:
-    """Return what a file of JSON holds, which must be of this kind, and so of this form."""
+    """Return the contents of a file of JSON, which must have this form, as all of this kind do."""
     try:
         text = path.read_text("utf-8", errors="replace")
         if not text.strip():

@@ -19,7 +19,7 @@ from chainermn_tools.report.inputs import Inputs
 
 
 def write(file: str, name: str, found: Inputs) -> None:
-    """Write what was found into a file, under a name; raise OSError where that can't be done."""
+    """Write what was found into a file, under a title; raise OSError if writing fails."""
     notes = list(found.notes)
     data: dict[str, Any] = {"timeline": found.timeline, "summary": found.summary}
     if found.log is not None:

@@ -21,7 +21,7 @@ def write_chrome_trace(run: Run, path: str) -> None:
 
 
 def _events(run: Run) -> Iterator[str]:
-    for trace in run.ranks.values():  # each has some
+    for trace in run.ranks.values():  # each rank has some calls
         yield from trace.other
     for row in run.table[np.argsort(run.table["start"], kind="stable")]:
         call = dict(zip(CALL.names or (), row.item(), strict=True))

@@ -9,23 +9,23 @@ import numpy as np
 from chainermn_tools.trace.table import RankTrace, Run
 
 # Two comparisons show drift if their error is less than this share of the time between
-# them. Clocks of computers drift less, and to go on with a slope that is all error
-# would be worse than none.
+# them. Clocks of computers drift less, and a slope that is all error would be worse
+# than no slope.
 DRIFT = 1e-4
 
 
 @dataclass(frozen=True)
 class ClockOffset:
-    """What turns times of one rank's clock into another's; microseconds."""
+    """The conversion of times from one rank's clock to another's, in microseconds."""
 
     rank: int
     to: int  # the other rank
-    at: np.ndarray  # times of the rank's clock, growing
-    add: np.ndarray  # what was to be added then
+    at: np.ndarray  # times of the rank's clock, in ascending order
+    add: np.ndarray  # what to add at these times
     error: float
 
     def apply(self, times: np.ndarray) -> np.ndarray:
-        """Return times of the other rank's clock, interpolated; beyond comparisons with drift."""
+        """Return times of the other rank's clock: interpolated, and extrapolated by the drift."""
         first = self.at[0]
         last = self.at[-1]
         moved: np.ndarray = times + np.interp(times, self.at, self.add)
@@ -42,7 +42,7 @@ class ClockOffset:
 
 
 def align(run: Run) -> float:
-    """Align all calls' times to the clock of the first rank that is there, which starts at zero.
+    """Align all calls' times to the clock of the first present rank, which starts at zero.
 
     Return the microseconds by which ranks' times may be wrong. Ranks whose clocks
     nobody compared go by the time of day, and the run's warnings name them.
@@ -72,7 +72,7 @@ def align(run: Run) -> float:
 def _ways(offsets: list[ClockOffset], first: int) -> dict[int, list[ClockOffset]]:
     """Return the offsets that lead from ranks to the first one, one after another."""
     ways: dict[int, list[ClockOffset]] = {first: []}
-    for _ in offsets:  # a way may lead over all ranks
+    for _ in offsets:  # a path may lead over all ranks
         for offset in offsets:
             if offset.to in ways and offset.rank not in ways:
                 ways[offset.rank] = [offset, *ways[offset.to]]
@@ -89,7 +89,7 @@ def _offsets(run: Run) -> list[ClockOffset]:
     firsts: dict[str, RankTrace] = {}
     for trace in run.ranks.values():
         first = firsts.setdefault(trace.clock, trace)
-        if first is not trace:  # they share a clock
+        if first is not trace:  # these ranks share a clock
             found.append(_constant(trace.rank, first.rank, trace.zero - first.zero))
         for communicator, comparisons in trace.clocks.items():
             root = (trace.members.get(communicator) or [trace.rank])[0]

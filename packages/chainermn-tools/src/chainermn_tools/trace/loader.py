@@ -16,16 +16,16 @@ from chainermn_tools.formatting import format_count, join_first
 from chainermn_tools.trace.table import CALL, NONE, RankTrace, Run, to_json
 
 FILE_NAME = re.compile(r"(?P<run>.+)\.rank(?P<rank>\d+)\.json")
-# Names of the metadata events that are ours, as chainermn_comm.trace.file has them.
+# The names of our metadata events, as in chainermn_comm.trace.file.
 FILE = "chainermn"
 COMMUNICATOR = "chainermn communicator"
 CLOCK = "chainermn clock"
 SCHEMA = 1
-# Other runs, and ranks that are missing, that are listed.
+# How many other runs, and how many missing ranks, are listed.
 MAX_LISTED = 10
-# What is larger in a file is damage.
+# Larger numbers in a file are damage.
 MAX_INTEGER = 1 << 62
-# What is raised where something of an event is missing, or not what it should be.
+# The errors that are raised if a part of an event is missing or malformed.
 DAMAGE = (KeyError, TypeError, ValueError, OverflowError)
 
 
@@ -39,9 +39,9 @@ def is_trace(path: Path) -> bool:
 
 
 def read(folder: Path, wanted: str | None = None) -> Run:
-    """Read the newest run of a folder, or the one that is wanted; raise NoTrace without any.
+    """Read the newest run of a folder, or the wanted run; raise NoTrace if there is none.
 
-    A file of a rank stands for its run.
+    A rank's file stands for its run.
     """
     name = FILE_NAME.fullmatch(folder.name)
     if name and folder.is_file():
@@ -98,7 +98,7 @@ def _files(folder: Path) -> dict[str, list[Path]]:
 
 
 def _events(path: Path) -> Iterator[Any]:
-    """Return the events of a file, one by one; None for a line that is none."""
+    """Yield the events of a file; None for a line that is no event."""
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             text = line.strip().rstrip(",")
@@ -114,7 +114,7 @@ def _parsed(text: str) -> Any:
 
 
 def _calls(paths: Sequence[Path], run: Run) -> Iterator[tuple[float, ...]]:
-    """Return the calls in files as rows of ``CALL``; the run gets all else that they hold."""
+    """Return the calls in files as rows of ``CALL``; the run gets all their other contents."""
     names: dict[str, int] = {}
     for path in paths:
         try:
@@ -161,7 +161,7 @@ def _header(event: Any) -> RankTrace:
 
 
 def _call(rank: int, event: Any, names: dict[str, int]) -> tuple[float, ...]:
-    """Return a call as a row of ``CALL``; new names are added to those that are known."""
+    """Return a call as a row of ``CALL``; new names are added to the known ones."""
     args = event["args"]
     operation = names.setdefault(str(event["name"]), len(names))
     communicator = names.setdefault(str(args["communicator"]), len(names))

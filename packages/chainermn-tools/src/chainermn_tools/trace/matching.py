@@ -44,13 +44,13 @@ def match(run: Run) -> tuple[list[Collective], int]:
 
 
 class Waits:
-    """Records for how long calls waited for others, by their rows in the table."""
+    """Records how long calls waited for other calls, by their rows in the table."""
 
     def __init__(self, table: np.ndarray) -> None:
         self.starts: list[float] = table["start"].tolist()
         self.ends: list[float] = table["end"].tolist()
         self._ranks = table["rank"]
-        self._waited = table["waited"]  # views, as is the next one
+        self._waited = table["waited"]  # a view, like the next array
         self._late = table["late"]
 
     def record(self, early: int, late: int) -> float:
@@ -72,7 +72,7 @@ class Waits:
 
 
 def _collectives(run: Run) -> dict[tuple[int, int], dict[int, int]]:
-    """Return by communicator and number of a call its rows in the table, by rank."""
+    """Return, by a call's communicator and number, its rows in the table by rank."""
     found: dict[tuple[int, int], dict[int, int]] = defaultdict(dict)
     columns = run.table[["communicator", "sequence", "rank"]].tolist()
     for row, (communicator, sequence, rank) in enumerate(columns):
@@ -83,7 +83,7 @@ def _collectives(run: Run) -> dict[tuple[int, int], dict[int, int]]:
 
 
 def _match_messages(run: Run, waits: Waits) -> None:
-    """Match the k-th that is sent with the k-th that is received, by pair of ranks and tag."""
+    """Match the k-th sent message with the k-th received one, for each pair of ranks and tag."""
     sent: dict[tuple[int, ...], list[int]] = defaultdict(list)
     received: dict[tuple[int, ...], list[int]] = defaultdict(list)
     messages = np.flatnonzero(run.table["sequence"] == NONE)
@@ -102,7 +102,8 @@ def _match_messages(run: Run, waits: Waits) -> None:
     nbytes = run.table["nbytes"]
     for key, sends in sent.items():
         for send, receive in zip(sends, received[key], strict=False):
-            nbytes[receive] = nbytes[receive] or nbytes[send]  # a receiver may not know
+            # A receiver may not know the size.
+            nbytes[receive] = nbytes[receive] or nbytes[send]
             if waits.starts[send] < waits.starts[receive]:
                 waits.record(send, receive)
             else:

@@ -1,4 +1,4 @@
-"""Sums up a run as JSON can hold it: by operation, by rank, and the longest waits.
+"""Summarizes a run for JSON: by operation, by rank, and the longest waits.
 
 The run's times are aligned, its calls matched, and ``collectives`` is as `match`
 returns it.
@@ -17,7 +17,7 @@ from chainermn_tools.trace.table import NONE, Collective, Run
 
 # Raised when a key changes its name or its meaning.
 SCHEMA = 1
-LONGEST = 10  # waits that are listed
+LONGEST = 10  # the number of waits that are listed
 
 
 def summarize(
@@ -50,7 +50,7 @@ def summarize(
 
 
 class OperationRow(NamedTuple):
-    """An operation, calls of all ranks together."""
+    """An operation, with the calls of all ranks together."""
 
     operation: str
     calls: int
@@ -58,8 +58,8 @@ class OperationRow(NamedTuple):
     median_seconds: float
     longest_seconds: float
     waiting_seconds: float  # for other ranks; part of the total
-    bytes: int | None  # None where nothing is known
-    gb_per_second: float | None  # of the time without waiting; None of objects
+    bytes: int | None  # None if nothing is known
+    gb_per_second: float | None  # without waiting; None for objects
     raised: int  # calls that ended by an exception
 
 
@@ -72,11 +72,11 @@ def by_operation(run: Run) -> list[OperationRow]:
         total = _seconds(times)
         waited = _seconds(calls["waited"])
         moving = total - waited
-        # The sum of millions of calls' bytes may be beyond an integer of 64 bits.
+        # The sum of the bytes of millions of calls may exceed 64 bits.
         nbytes = sum(calls["nbytes"].tolist()) or None
         rate = None
         operation = run.names[number]
-        # An object's bytes are few, and it is pickled in that time.
+        # An object has few bytes, and the time includes pickling.
         if nbytes and moving > 0 and not operation.endswith("_obj"):
             rate = nbytes / moving / 1e9
         has_raised = calls["error"] != NONE
@@ -96,14 +96,14 @@ def by_operation(run: Run) -> list[OperationRow]:
 
 
 class RankRow(NamedTuple):
-    """A rank, all its calls together."""
+    """A rank, with all its calls together."""
 
     rank: int
     host: str
     calls: int
     in_calls_seconds: float
     waiting_seconds: float  # for other ranks; part of the time in calls
-    others_waited_seconds: float  # for this rank, in sum
+    others_waited_seconds: float  # how long others waited for this rank, in total
     came_last: int  # to collective calls
 
 

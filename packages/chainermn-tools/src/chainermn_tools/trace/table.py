@@ -9,20 +9,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 # A call of a rank as a row of a table: some 100 bytes each; a long job writes millions.
-# Names are numbers, their places in the run's list of names. Times are in microseconds,
-# of the rank's own clock until they are aligned.
+# Names are given as numbers: their indices in the run's list of names. Times are in
+# microseconds, of the rank's own clock until they are aligned.
 CALL = np.dtype(
     [
         ("rank", "i4"),  # in MPI.COMM_WORLD
         ("operation", "i4"),  # its name
         ("communicator", "i4"),  # its name, the same on all its ranks
         ("error", "i4"),  # name of the exception that ended it
-        # The rank that was waited for; NONE where nobody was, or nobody knows.
+        # The rank for which the call waited; NONE if there was none, or it is unknown.
         ("late", "i4"),
         ("start", "f8"),
         ("end", "f8"),
         ("waited", "f8"),  # until the last rank had come, as far as is known
-        ("nbytes", "i8"),  # payload of this rank; 0 where unknown
+        ("nbytes", "i8"),  # payload of this rank; 0 if unknown
         ("sequence", "i8"),  # number of the collective call; NONE for a message
         # Root, or the rank of a message, as the communicator numbers it.
         ("peer", "i8"),
@@ -47,12 +47,12 @@ class RankTrace:
     ranks: int  # their number there
     host: str
     began: float  # the time of day when its times were zero, in seconds
-    clock: str  # the same text where ranks share a clock
-    zero: float  # what that clock showed then, in microseconds
+    clock: str  # the same text for ranks that share a clock
+    zero: float  # the clock's value at that time, in microseconds
     # Of each communicator, its ranks in MPI.COMM_WORLD.
     members: dict[str, list[int]] = field(default_factory=dict)
-    # Of each communicator: microseconds of this clock, what is to be added to it to
-    # have the clock of the communicator's rank 0, and how long the question took.
+    # For each communicator: a time of this clock in microseconds, what to add to get
+    # the clock of the communicator's rank 0, and how long the question took.
     clocks: dict[str, list[tuple[float, float, float]]] = field(default_factory=dict)
     # Events that are shown as they are, such as names of threads; JSON, since dicts
     # take four times the memory.
@@ -67,7 +67,7 @@ class Collective(NamedTuple):
     operation: str
     communicator: str
     number: int
-    rank: int  # that came last
+    rank: int  # the rank that came last
     others_waited_seconds: float  # in sum
 
 
@@ -76,16 +76,16 @@ class Run:
     """The files of one run of a job."""
 
     name: str
-    ranks: dict[int, RankTrace]  # by number; not all need be there
+    ranks: dict[int, RankTrace]  # by number; some may be missing
     # All ranks' calls, rank by rank, in the order in which they ended, shape (n,), dtype
     # `CALL`.
     table: np.ndarray
     names: list[str]  # of operations, communicators and errors
-    warnings: list[str]  # what readers of the result should know
+    warnings: list[str]  # warnings for readers of the result
 
     @property
     def missing(self) -> list[int]:
-        """The ranks whose files aren't there, or can't be read."""
+        """The ranks whose files are missing, or can't be read."""
         number = max(trace.ranks for trace in self.ranks.values())
         return [rank for rank in range(number) if rank not in self.ranks]
 

@@ -13,7 +13,7 @@ from chainermn_tools.formatting import (
     print_records,
 )
 
-TABLES = {  # keys of a summary, and what people read above them
+TABLES = {  # the keys of a summary, and the titles of their tables
     "operations": "Operations, calls of all ranks together",
     "ranks": "Ranks, the one that others waited for longest first",
     "longest_waits": "Longest waits",
@@ -32,7 +32,7 @@ def render(summary: dict[str, Any], console: Console) -> None:
 
 
 def title(summary: dict[str, Any]) -> str:
-    """Return what ran where and for how long, in a line."""
+    """Return a line that says what ran where and for how long."""
     ranks = format_count(len(summary["ranks"]), "rank")
     hosts = format_count(len(summary["hosts"]), "host")
     calls = format_count(summary["calls"], "call")

@@ -9,18 +9,18 @@ import numpy as np
 
 from chainermn_tools.trace.table import Run
 
-# A screen shows a thousand columns and some dozens of rows; what is finer shows when it
-# is zoomed.
+# A screen shows a thousand columns and some dozens of rows; zooming shows finer
+# details.
 MOST_RANKS = 64
 MOST_BINS = 8192
 MOST_CELLS = 1 << 19
-# Of all ranks, the longest; shorter ones are seen in the bins.
+# The longest calls of all ranks; shorter calls are only seen in the bins.
 MOST_CALLS = 20_000
-FULL = 255  # what stands for a bin that is all waiting, or all in calls
+FULL = 255  # the value of a bin that is all waiting, or all in calls
 
 
 def time_lines(run: Run, summary: dict[str, Any]) -> dict[str, Any]:
-    """Return what shows ranks' time lines, for JSON; times in microseconds.
+    """Return the ranks' time lines for JSON, with times in microseconds.
 
     The run's times are aligned, and its calls matched. The ranks are the first of its
     summary.
@@ -57,7 +57,7 @@ def _line(run: Run, rank: int, edges: np.ndarray) -> dict[str, Any]:
 
 
 def _columns(calls: np.ndarray, ranks: list[int]) -> dict[str, Any]:
-    """Return calls column by column; a negative rank is late where nobody was waited for."""
+    """Return calls column by column; the late rank is negative if nobody was waited for."""
     columns = {}
     for name in ("start", "end", "waited"):
         columns[name] = np.round(calls[name], 1).tolist()
@@ -75,7 +75,7 @@ def _encoded(share: np.ndarray) -> str:
 
 
 def _longest_calls(run: Run, ranks: list[int]) -> np.ndarray:
-    """Return as many of the ranks' calls as are shown singly, in the table's order."""
+    """Return the ranks' calls that are shown one by one, in the table's order."""
     table = run.table[np.isin(run.table["rank"], ranks)]
     longest = np.argsort(table["start"] - table["end"], kind="stable")
     calls: np.ndarray = table[np.sort(longest[:MOST_CALLS])]
@@ -90,7 +90,7 @@ def _covered(starts: np.ndarray, ends: np.ndarray, edges: np.ndarray) -> np.ndar
 
 
 def _since(moments: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Return the time since all moments before each edge, in sum."""
+    """Return for each edge the sum of the times since all earlier moments."""
     moments = np.sort(moments)
     counts = np.searchsorted(moments, edges)
     sums = np.append(0.0, np.cumsum(moments))

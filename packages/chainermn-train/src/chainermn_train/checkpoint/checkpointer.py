@@ -85,9 +85,9 @@ class MultiNodeCheckpointer(Extension):
     def _reset(self) -> None:
         """Forget the folder, and the work that is left to do there."""
         self._folder: CheckpointFolder | None = None  # see `_folder_of`
-        # The tasks of the thread: to remove expired saves, and in the background to write
-        # this save. They begin when the call of `save` ends: before, they would take the
-        # core that the copies need.
+        # The tasks of the thread: to remove expired saves, and in the background to
+        # write this save. They begin when the call of `save` ends: if they began
+        # earlier, they would take the core that the copies need.
         self._tasks: list[Callable[[], None]] = []
         self._futures: list[Future[None]] = []
         # The save that the thread writes, until it is counted.

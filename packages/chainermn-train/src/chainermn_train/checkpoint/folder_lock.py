@@ -1,4 +1,4 @@
-"""A lock of the kernel by which one job at a time saves under a name; the job's end frees it."""
+"""A file lock that lets one job at a time save under a name, and ends with the job."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import IO
 
 from ..leaving import grace_seconds
 
-RETRY_SECONDS = 0.1  # seldom enough for a server of files
+RETRY_SECONDS = 0.1  # seldom enough for a file server
 # The errors of `flock` on file systems that have no locks.
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 

@@ -231,7 +231,8 @@ class MultiNodeSnapshot(Extension):
             own=state,
         )
         arrays = file.arrays()
-        if not isinstance(writer, SimpleWriter):  # others write while training goes on
+        # Other writers write while training goes on.
+        if not isinstance(writer, SimpleWriter):
             arrays = {key: array.copy() for key, array in arrays.items()}
         with advised(Path(trainer.out) / name):
             writer(name, trainer.out, arrays)

@@ -168,7 +168,8 @@ def _replacing(attribute: str) -> _Splitter:
     return split
 
 
-# Subclasses of these are not divided, since they may mean something else: masked arrays.
+# Subclasses, such as masked arrays, are not divided, since they may mean something
+# else.
 _SEQUENCES: dict[type, _Splitter] = {
     np.ndarray: _split_array,
     np.memmap: _split_array,

@@ -58,7 +58,7 @@ def scatter_parts(
                 comm.send_obj((pickled, len(content)), rank, _TAG)
                 for begin in range(0, len(content), _MESSAGE_BYTES):
                     comm.send(content[begin : begin + _MESSAGE_BYTES], rank, _TAG)
-                del part, rows, content  # before the next parts take memory
+                del part, rows, content  # freed before the next parts take memory
         except BaseException:
             for rank in waiting:
                 comm.send_obj(None, rank, _TAG)  # instead of a part
@@ -77,7 +77,7 @@ def _receive(comm: CommunicatorBase, root: int) -> Any:
         if nbytes:
             shared.fill(nbytes, blocks)
     finally:
-        for _ in blocks:  # the rest is received, even if it can't be written
+        for _ in blocks:  # the rest must be received, even if it can't be written
             pass
     return part
 

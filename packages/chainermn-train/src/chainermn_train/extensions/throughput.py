@@ -71,7 +71,7 @@ class ThroughputReport(training.Extension):
     priority = training.PRIORITY_WRITER
 
     _clock: StepClock
-    _examples: float  # how many there had been at the last report
+    _examples: float  # the number at the last report
 
     def __init__(self, comm: CommunicatorBase) -> None:
         self.comm = require_communicator(comm, "ThroughputReport")

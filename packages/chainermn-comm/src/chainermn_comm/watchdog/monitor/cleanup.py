@@ -36,7 +36,7 @@ class SharedFiles:
 
     def __init__(self) -> None:
         self._ranks: list[int] = []  # the numbers of their processes
-        self._inodes: dict[str, int] = {}  # of the files, by their names
+        self._inodes: dict[str, int] = {}  # the files' inodes, by name
         self._scan_at = 0.0
         self._pause = SCAN_SECONDS
 
@@ -55,19 +55,19 @@ class SharedFiles:
         """Record the files that the ranks have mapped now."""
         with contextlib.suppress(OSError):
             mapped = _mapped(self._ranks)
-            # By their names now: semaphores change theirs.
+            # Under their present names, since semaphores change names.
             with os.scandir(FOLDER) as files:
                 for file in files:
                     if file.inode() in mapped and file.name.startswith(MADE_FOR_A_JOB):
                         self._inodes[file.name] = file.inode()
 
     def remove(self) -> bool:
-        """Remove the files that no process has mapped; return whether that was all of them."""
+        """Remove the files that no process has mapped; return whether no file is left."""
         if not self._inodes:
             return True
         try:
             in_use = _mapped(processes.all_stats())
-        except OSError:  # such as that no descriptor is left
+        except OSError:  # for example, no descriptor is left
             return False
         for name, inode in list(self._inodes.items()):
             with contextlib.suppress(OSError):
@@ -76,7 +76,7 @@ class SharedFiles:
                     if inode in in_use:
                         continue
                     os.unlink(FOLDER + name)
-            del self._inodes[name]  # it is gone, or somebody else's
+            del self._inodes[name]  # the file is gone, or belongs to somebody else
         return not self._inodes
 
 

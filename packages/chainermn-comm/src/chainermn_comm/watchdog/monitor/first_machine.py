@@ -52,7 +52,8 @@ class FirstMachine:
         self._tried_at = now
         if self._link is not None:
             self._link.close()
-        # The next address next time: the address of a bridge may be this machine's own.
+        # Try the next address next time, since the address of a bridge may be this
+        # machine's own.
         endpoint = endpoints.pop(0)
         endpoints.append(endpoint)
         try:

@@ -1,4 +1,4 @@
-"""Judges on the first machine, for all: which rank has failed, and which calls wait too long."""
+"""Decides on the first machine, for all: which rank has failed, and which calls wait too long."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class Judge:
 
     def __init__(self, monitor: Monitor) -> None:
         self._monitor = monitor
-        # When calls were last reported, or warned of: all that began before are known.
+        # When the last report or warning was printed. Calls that began before this time
+        # are known.
         self._reported_at = -math.inf
         self._warned_at = -math.inf
         self._knows_failure = False
@@ -41,7 +42,8 @@ class Judge:
             "rank_lost", lost=first.world, pid=first.pid, host=first.host, how=how
         )
         text = ""
-        if not event:  # else the launcher knows how, and whether by Ctrl-C
+        # Otherwise the launcher knows how the rank ended, and whether by Ctrl-C.
+        if not event:
             who = report.describe_rank(graph, first)
             text = f"\n{report.PREFIX}{who}.\n{next_step(how)}\n"
         # The launcher is about to end the ranks, which can't print any more.
@@ -82,7 +84,7 @@ class Judge:
 
 
 def waits_for_lost_alone(graph: WaitGraph, seconds: float) -> bool:
-    """Return whether all calls have waited that long, and for no rank that can be reached."""
+    """Return whether all calls have waited for this time, and none waits for a reachable rank."""
     waits = waits_of(graph.ranks.values())
     if any(call.age < seconds for _, call in waits):
         return False

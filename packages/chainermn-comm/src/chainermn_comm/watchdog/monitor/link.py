@@ -47,7 +47,8 @@ class Link:
         """
         self.is_proven = False  # whether the secret has come
         self.is_open = True
-        self.cut_at = -math.inf  # if it is open, or a process has ended it
+        # Set while the link is open, or if a process has ended it.
+        self.cut_at = -math.inf
         self._selector = selector
         self._socket = connected
         self._secret = secret

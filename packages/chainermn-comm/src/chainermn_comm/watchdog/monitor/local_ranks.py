@@ -56,7 +56,7 @@ class MonitoredRank:
         self.died_at = math.inf  # for a living rank, or after the end of its program
 
     def state(self) -> str:
-        if self.has_ended:  # another process may have its number
+        if self.has_ended:  # another process may have the rank's number by now
             return GONE
         return processes.state(self.pid)
 
@@ -82,7 +82,7 @@ class MonitoredRank:
         if not can_answer or self.state() != RUNNING:
             return False
         self._stacks_begin = os.fstat(self._stacks).st_size
-        with contextlib.suppress(OSError):  # it has just gone
+        with contextlib.suppress(OSError):  # the rank has just gone
             os.kill(self.pid, STACKS_SIGNAL)
         return True
 
@@ -102,7 +102,7 @@ class MonitoredRank:
         self.has_ended = processes.wait_until(
             lambda: self.state() == GONE, GONE_SECONDS, 0.0005
         )
-        # Else it has closed its files, and lives.
+        # Otherwise the rank has closed its files, and lives.
         if self.has_ended and not self.read(now).has_finished:
             self.died_at = now
 
@@ -126,8 +126,8 @@ class LocalRanks:
         self.launch: str | None = None
         self.timeout = Timeout(0.0)
         self.members: set[int] = set()
-        # When this process began, or went on after it had stood still, and the ranks
-        # with it.
+        # When this process began, or went on after it had been stopped together with
+        # the ranks.
         self.awake_since = time.monotonic()
         self._listener = listener
         self._selector = selector
@@ -147,7 +147,8 @@ class LocalRanks:
         ]
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # it has gone, or no descriptor is left
+        # The process is gone, or no descriptor is left.
+        with contextlib.suppress(OSError):
             connection, _ = self._listener.accept()
             if processes.peer_of(connection).user != os.geteuid():
                 connection.close()
@@ -183,7 +184,8 @@ class LocalRanks:
         self.members.update(message["members"])
 
     def _reply(self, connection: socket.socket, text: bytes) -> None:
-        with contextlib.suppress(OSError):  # who asked has been ended, or stopped
+        # The process that asked has ended, or is stopped.
+        with contextlib.suppress(OSError):
             for start in range(0, len(text), PIECE_BYTES):
                 connection.sendall(text[start : start + PIECE_BYTES])
         self._end(connection)
@@ -197,7 +199,7 @@ class LocalRanks:
 
 
 def collect_stacks(ranks: Sequence[MonitoredRank]) -> dict[int, str]:
-    """Return the stacks of the ranks that give some, by their number in MPI.COMM_WORLD."""
+    """Return the stacks of the ranks that wrote any, by their number in MPI.COMM_WORLD."""
     asked = [rank for rank in ranks if rank.ask_for_stacks()]
     processes.wait_until(
         lambda: all(rank.has_begun_stacks() for rank in asked), STACKS_SECONDS

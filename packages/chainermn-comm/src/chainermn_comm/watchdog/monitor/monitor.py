@@ -1,9 +1,9 @@
 """The loop of a monitor, which reads its machine's ranks again and again, and may end them.
 
-The first machine's monitor judges for all machines (`judge`). The monitor of another
-machine pushes its ranks' records to the first one's once a call waits or a rank has
-failed (`follow`); the first one asks for them, too, when it is about to report
-(`collect`).
+The first machine's monitor decides for all machines (`judge`). The monitors of other
+machines push their ranks' records to the first machine's monitor once a call waits or a
+rank has failed (`follow`). The first machine's monitor also asks for them when it is
+about to report (`collect`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from .local_ranks import LocalRanks
 from .other_machines import OtherMachines
 from .printing import print_for
 
-# Time between two looks: short enough for a report in time, and takes nothing from the
-# ranks.
+# The time between two looks at the ranks: short enough for a report in time, and long
+# enough to cost the ranks nothing.
 TICK_SECONDS = 0.5
 # Time for the first rank, which has just started this process, to introduce itself.
 COME_SECONDS = 30.0
@@ -41,8 +41,8 @@ PUSH_SECONDS = 2.5
 REPEAT_SECONDS = 1.0
 # Time for the first machine to report; then a machine that is cut off ends its ranks.
 CUT_OFF_SECONDS = 8.0
-# A monitor that comes so late was stopped, and the job with it (or the machine is very
-# busy).
+# If a monitor wakes up this much too late, it was stopped together with the job (or the
+# machine is very busy).
 PAUSE_SECONDS = 2.0
 # Time for the launcher to forward the report before the end; between SIGTERM and
 # SIGKILL.
@@ -64,7 +64,7 @@ class Monitor:
         self.first_machine: FirstMachine | None = None
         self.judge = Judge(self)
         self.push_at = -math.inf  # from then on, records may be pushed again
-        self.asked = 0  # how often the other machines were asked
+        self.asked = 0  # number of questions to the other machines
         self.must_end = False
 
     def look(self) -> bool:
@@ -131,14 +131,14 @@ class Monitor:
         for machine in machines.known:
             if machine.answered == self.asked:
                 ranks += machine.ranks
-            else:  # its monitor may have gone with the ranks
+            else:  # the machine's monitor may have ended with the ranks
                 ranks += [rank for rank in machine.ranks if rank.has_failed]
                 unreachable.append(machine.name)
         if self.first_machine is not None:
             unreachable.append(self.first_machine.name)
         return WaitGraph(ranks, unreachable, self.local.members)
 
-    # A machine that isn't the first.
+    # This machine isn't the first.
 
     def follow(
         self, first_machine: FirstMachine, ranks: list[Rank], now: float
@@ -169,7 +169,7 @@ class Monitor:
                 self.push_at += PUSH_SECONDS
 
     def push(self, ranks: list[Rank], number: int = 0) -> None:
-        """Send the first machine the records of the ranks, to the question of that number."""
+        """Send the first machine the ranks' records, in answer to the question of this number."""
         assert self.first_machine is not None
         self.push_at = time.monotonic() + REPEAT_SECONDS
         self.first_machine.send(

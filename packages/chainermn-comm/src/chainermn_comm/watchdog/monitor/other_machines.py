@@ -27,8 +27,9 @@ class Machine:
             others.silence,
             self._handle,
         )
-        self.ranks: list[Rank] = []  # as they were pushed last
-        self.answered = 0  # the last question that it has answered
+        self.ranks: list[Rank] = []  # as last pushed
+        # The number of the last question that the machine has answered.
+        self.answered = 0
 
     @property
     def name(self) -> str:
@@ -50,7 +51,7 @@ class OtherMachines:
     """The machines that have connected."""
 
     def __init__(self, selector: BaseSelector) -> None:
-        """Begin without machines; only the first of several machines gets any."""
+        """Begin without machines. Only the first machine's monitor gets any."""
         self.machines: list[Machine] = []  # without strangers
         self.selector = selector
 
@@ -92,7 +93,7 @@ class OtherMachines:
             machine.link.send(kind, **fields)
 
     def _accept(self) -> None:
-        # Until nobody waits, or no descriptor is left.
+        # Accept until nobody waits, or no descriptor is left.
         with contextlib.suppress(OSError):
             while True:
                 accepted, _ = self._listener.accept()

@@ -24,7 +24,8 @@ def print_for(pids: Sequence[int], text: str, event: bytes = b"") -> None:
         # Opening a pipe that nobody reads fails instead of waiting.
         how = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK
         for pid in pids:
-            with contextlib.suppress(OSError):  # such as if it is a socket
+            # For example, standard error is a socket.
+            with contextlib.suppress(OSError):
                 file = os.open(f"/proc/{pid}/fd/2", how)
                 os.set_blocking(file, True)
                 # Closed at once: the launcher waits until no process holds its pipe.

@@ -18,7 +18,8 @@ BACKLOG = 4096
 def main() -> None:
     """Watch the ranks that come to the socket whose descriptor is given, as nobody's child."""
     listener = socket.socket(fileno=int(sys.argv[2]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a rank may catch it and go on
+    # A rank may catch the signal and go on.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # A connection for each machine.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -26,7 +27,8 @@ def main() -> None:
         os._exit(0)
     # Launchers kill a rank's group, whose remains are this process's to remove.
     os.setsid()
-    listener.listen(BACKLOG)  # again: who asks sees the number of this process now
+    # Again, since a process that asks now sees this process's number.
+    listener.listen(BACKLOG)
     monitor = Monitor(listener)
     try:
         while monitor.look():

@@ -79,7 +79,7 @@ def connect(members: Sequence[int], timeout: Timeout) -> None:
 def tell_monitor(message: dict[str, Any], *files: int) -> None:
     """Send the monitor a message and files, if there is one."""
     if _monitor is not None:
-        with contextlib.suppress(OSError):  # it is stopped or has been killed
+        with contextlib.suppress(OSError):  # the monitor is stopped or has been killed
             socket.send_fds(_monitor, [json.dumps(message).encode()], files)
 
 
@@ -141,7 +141,7 @@ def _start_monitor(name: str) -> None:
                 [sys.executable, "-I", "-S", "-c", PROGRAM, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                # The launcher waits for who holds its pipe.
+                # The launcher waits for every process that holds its pipe.
                 stderr=subprocess.DEVNULL,
                 pass_fds=[listener.fileno()],
                 cwd="/",
@@ -149,7 +149,8 @@ def _start_monitor(name: str) -> None:
                 env={"LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", "")},
                 timeout=START_SECONDS,
             )
-        except subprocess.TimeoutExpired:  # its message would have the whole program
+        # The error's message would contain the whole program.
+        except subprocess.TimeoutExpired:
             raise TimeoutError("their monitor doesn't start") from None
         if status:
             raise OSError(f"their monitor ended with status {status}")

@@ -122,7 +122,7 @@ def region() -> StatusRegion:
         faulthandler.register(
             layout.STACKS_SIGNAL, file=stacks, all_threads=True, chain=False
         )
-        if not faulthandler.is_enabled():  # a crash shows the Python line, too
+        if not faulthandler.is_enabled():  # then a crash shows the Python line, too
             faulthandler.enable(2, all_threads=False)
         memory = mmap.mmap(file, layout.REGION_BYTES)
         _region = StatusRegion(memory, file, stacks, [*reversed(layout.SLOTS_AT)])

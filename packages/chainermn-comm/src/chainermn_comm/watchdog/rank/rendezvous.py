@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # No rank registers so many communicators.
 MOST_REGISTERED = 1 << 32
 
-_first_machine: dict[str, Any] | None = None  # where its monitor listens
+_first_machine: dict[str, Any] | None = None  # where this machine's monitor listens
 _num_registered = 0
 
 
@@ -112,7 +112,8 @@ def _introduce_first_machine(comm: MPI.Intracomm, machine: int) -> None:
             "machine": machine,
             "name": os.uname().nodename,
             "endpoints": endpoints,
-            # Each side of a connection proves by one half that it belongs to the job.
+            # Each side of a connection shows one half, to prove that it belongs to the
+            # job.
             "question": secrets.token_hex(16),
             "answer": secrets.token_hex(16),
         }
