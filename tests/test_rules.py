@@ -138,8 +138,8 @@ def test_no_function_is_written_twice():
                 long = 60
                 if node.name.startswith("test_"):
                     long = 200
-                body = "".join(map(ast.dump, node.body))
-                if len("".join(map(ast.unparse, node.body))) > long:
+                body = "".join(map(ast.unparse, node.body))
+                if len(body) > long:
                     where.setdefault(body, []).append(
                         f"{path}:{node.lineno}: {node.name}"
                     )
