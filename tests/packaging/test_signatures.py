@@ -72,7 +72,8 @@ def signature(value):
 
 def test_public_names_and_their_signatures_are_those_of_the_table():
     expected = TABLE.read_text().splitlines()
-    assert list(lines()) == expected
+    found = list(lines())
+    assert found == expected, "run python -m tests.packaging.test_signatures"
 
 
 if __name__ == "__main__":

@@ -307,7 +307,8 @@ def test_a_fault_has_its_row(machine, names, expected, planted):
 
 
 def test_every_check_has_its_faults():
-    elsewhere = {"python", "import_chainer", "ssh"}  # below
+    # Each check has a row of TABLE, or is named here and has a test below.
+    elsewhere = {"python", "import_chainer", "ssh"}
     named = {name for names in TABLE for name in names.split()}
     assert elsewhere | named == {name for names in STAGES.values() for name in names}
 

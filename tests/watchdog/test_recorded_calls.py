@@ -9,6 +9,8 @@ import pytest
 from numpy.testing import assert_array_equal
 
 from chainermn_comm import create_communicator
+from tests.comm.methods import GIVEN
+from tests.support.oracles.verbs import all_of
 from tests.support.watchdog.records import COLLECTIVE, MESSAGE, NOBODY, Neighbour
 from tests.support.worlds.models import with_grads
 
@@ -17,6 +19,7 @@ pytestmark = [pytest.mark.world, pytest.mark.sizes(2)]
 # The mean that it starts is what `multi_node_mean_grad` takes.
 DOES_NOT_WAIT = {"set_config", "get_config", "make_reducer"}
 OTHER_NAMES = {"broadcast_data"}  # of a method that is here
+IN_NO_OTHER_TABLE = {"handshake", "multi_node_mean_grad", "finalize"}
 TAG = 7
 # So large that a message waits for its receiver.
 x = np.zeros(1 << 20, "f4")
@@ -96,6 +99,9 @@ def test_each_method_that_may_wait_is_in_these_tests(watched):
         if not name.startswith("_")
     }
     assert public == {*ARGUMENTS, *OPPOSITE, *DOES_NOT_WAIT, *OTHER_NAMES}
+    assert ARGUMENTS.keys() - GIVEN.keys() == IN_NO_OTHER_TABLE
+    of_arrays = {name for name in GIVEN if not name.endswith("_obj")}
+    assert of_arrays - {"split"} <= {name.split()[0] for name in all_of("float32")}
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
