@@ -108,7 +108,7 @@ CLASSES = {
     if source.startswith(_NAMED)
 }
 
-# The others are imported when they are asked for.
+# The other modules are imported when they are used.
 ON_THE_FRONT_PAGE = sorted(
     {path.partition(".")[0] for path in SOURCES} - {"evaluators", "testing"}
 )

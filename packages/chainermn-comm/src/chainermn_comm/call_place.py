@@ -7,7 +7,7 @@ import sys
 from contextlib import suppress
 from types import FrameType
 
-# The top-level modules whose frames are not the user's, beside Python's own.
+# The top-level modules whose frames are not the user's, in addition to Python's own.
 _NOT_THE_USERS = frozenset(
     {
         "chainer",

@@ -449,7 +449,7 @@ class CommunicatorBase(ABC):
             # Wider than the array's numbers, so that a sum stays in range.
             terms = array.astype(np.result_type(array.dtype, np.float64))
             if recvbuf is not None:
-                np.copyto(recvbuf, array)  # raises if the mean has no room
+                np.copyto(recvbuf, array)  # raises an error if the mean has no room
         mean = np.asarray(self.allreduce(terms) / self.size, array.dtype)
         if recvbuf is None:
             return mean

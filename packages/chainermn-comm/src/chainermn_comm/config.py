@@ -55,7 +55,7 @@ class Settings:
     trace: str | None = None
 
     def changed(self, name: str, value: Any) -> Settings:
-        """Return these settings with one changed; raise ValueError if it can't be changed."""
+        """Return these settings with one change; raise ValueError if it is impossible."""
         if name not in _CHECKS:
             raise ValueError(
                 f"no setting {name!r} can be changed; there are {', '.join(_CHECKS)}, and "

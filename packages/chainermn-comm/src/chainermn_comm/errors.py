@@ -92,7 +92,7 @@ class raise_together:
                 share_failure(self._handshake, self._operation, error)
         elif self._meet:
             options: dict[str, Any] = {"payload": self.payload}
-            if self.nbytes:  # only a `Handshake` takes it
+            if self.nbytes:  # only a `Handshake` takes this argument
                 options["nbytes"] = self.nbytes
             self.payloads = self._handshake(self._operation, self.signature, **options)
 

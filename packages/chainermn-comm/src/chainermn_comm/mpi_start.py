@@ -1,4 +1,4 @@
-"""Whether MPI can run in this process, and whether it knows the ranks that were started."""
+"""Checks that MPI can run in this process, and knows the ranks that were started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks agree on before a communicator is made."""
+"""The agreement of ranks before a communicator is made."""
 
 from __future__ import annotations
 

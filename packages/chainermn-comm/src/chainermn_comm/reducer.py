@@ -140,4 +140,4 @@ class Reducer:
             self._channel.multi_node_mean_grad(model, self._zero_fill)
 
     def _assign(self) -> None:
-        pass  # they have their means already
+        pass  # the parameters have their means already

@@ -90,7 +90,7 @@ class _ShareOverflow:
         self._meet("a step", optimizer)
 
     def _meet(self, outcome: str, optimizer: Any) -> None:
-        """Tell what becomes of this rank's update; raise the error if ranks differ (collective)."""
+        """Tell the outcome of this rank's update; raise the error if ranks differ (collective)."""
         error = self._error
         self._error = None
         scale = ("the loss scale (call share_loss_scale again)", optimizer._loss_scale)

@@ -1,4 +1,4 @@
-"""ChainerMN's diagnostics: the command ``chainermn`` and what it is made of."""
+"""ChainerMN's diagnostics: the command ``chainermn`` and its parts."""
 
 from __future__ import annotations
 

@@ -125,7 +125,8 @@ def print_row(
 ) -> None:
     """Print texts with their styles side by side; the last one has no width.
 
-    The console folds what is too long for it; outside of a terminal each text is one line.
+    The console folds texts that are too long. Outside of a terminal each text is one
+    line.
     """
     from rich.table import Table
     from rich.text import Text
@@ -167,7 +168,7 @@ def print_table(
 def print_records(
     title: str, records: Sequence[dict[str, Any]], console: Console
 ) -> None:
-    """Print what ``--json`` prints, for people: the first records; nothing without any."""
+    """Print the first records of the ``--json`` output for people; nothing if there is none."""
     if not records:
         return
     columns = [heading(key) for key in records[0]]

@@ -13,7 +13,7 @@ from chainermn_comm import CommunicatorBase, RankMismatchError
 from chainermn_comm.errors import raise_together as raise_together
 from chainermn_comm.numbers import as_integer
 
-# Larger pickles travel separately: a handshake is made for some kilobytes.
+# Larger pickles travel separately, since a handshake is meant for some kilobytes.
 _MAX_PAYLOAD_BYTES = 1 << 16
 _CALL_REMEDIES = (
     "All ranks must update, evaluate and save equally often, several optimizers in the same "
@@ -67,7 +67,7 @@ def bcast_checked(
 
 @contextmanager
 def mismatch_hint(where: str) -> Iterator[None]:
-    """Add to a RankMismatchError where this rank was, and the most frequent remedies."""
+    """Add this rank's place, and the most frequent remedies, to a RankMismatchError."""
     try:
         yield
     except RankMismatchError as error:
@@ -79,7 +79,7 @@ def mismatch_hint(where: str) -> Iterator[None]:
 
 
 def require_integer(name: str, value: Any, least: int, most: int | None = None) -> int:
-    """Return ``value`` as an int; raise TypeError or ValueError if it is none in this range."""
+    """Return ``value`` as an int; raise TypeError or ValueError unless it is in this range."""
     number = as_integer(value)
     if number is None:
         raise TypeError(f"{name} must be an integer, not {value!r}")
@@ -92,7 +92,7 @@ def require_integer(name: str, value: Any, least: int, most: int | None = None) 
 
 
 class NoCommunicator:
-    """Stands in for None: its optimizer can be made, saved and loaded, but not used."""
+    """Stands in for None: an optimizer can be made, saved and loaded with it, but not used."""
 
     mpi_comm = None
     rank = 0

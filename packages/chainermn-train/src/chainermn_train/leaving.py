@@ -26,9 +26,9 @@ from chainermn_comm import CommunicatorBase
 from chainermn_comm.environment import seconds
 from chainermn_comm.faults import leave
 
-# The handlers after training, when nothing acts on a warning any more. SIGTERM ends the
-# process again. SIGUSR1 is ignored until the process has ended, because it only warns of
-# the end.
+# The handlers after training, when no code acts on a warning any more. SIGTERM ends the
+# process again. SIGUSR1 is ignored until the process has ended, because it only warns
+# of the end.
 SIGNALS = {signal.SIGTERM: signal.SIG_DFL, signal.SIGUSR1: signal.SIG_IGN}
 # A scheduler and a launcher may both send a signal: two signals so close together are one.
 ECHO_SECONDS = 0.5
@@ -76,7 +76,7 @@ def is_warned() -> bool:
 def leave_when_warned(
     trainer: Any, comm: CommunicatorBase, save: Callable[[Any], None], priority: int
 ) -> None:
-    """Let a trainer ``save`` and end on all ranks after an iteration in which one was warned.
+    """Let a trainer ``save`` and end on all ranks after an iteration in which a rank was warned.
 
     The function isn't collective, but the extension that it adds with this ``priority``
     is. The process calls :func:`listen`, and stops listening when the trainer has run.
@@ -119,7 +119,7 @@ def leave_when_warned(
         leave(LEAVING_STATUS)
 
     leave_if_warned.finalize = stop_listening  # type: ignore[attr-defined]
-    # A trigger without a state is in no checkpoint.
+    # A trigger without state is in no checkpoint.
     trainer.extend(leave_if_warned, "leave", lambda _: True, priority)
 
 

@@ -114,7 +114,7 @@ def _restore(slots: Sequence[Slot], saved: dict[str, Any]) -> list[str]:
 
 
 def _numbers_of(slots: Sequence[Slot]) -> dict[str, Any]:
-    """Return the values of slots without their arrays."""
+    """Return the values of slots, without arrays."""
     numbers = {}
     for slot in slots:
         own = slot.get()

@@ -12,8 +12,8 @@ from typing import Any
 from .wrappers import AttributeProxy
 
 # Kernels run asynchronously. A step whose shares are measured has to wait for its
-# kernels, which costs a little overlap. So on GPUs only one step of this number is
-# measured.
+# kernels, which costs a little overlap. So on GPUs only one out of this number of steps
+# is measured.
 STEPS_PER_SAMPLE_ON_GPU = 16
 
 _UNTIMED = nullcontext()

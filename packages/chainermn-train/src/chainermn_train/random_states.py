@@ -13,7 +13,7 @@ from .trainer_introspection import iterators_of
 
 def random_state(target: Any) -> str:
     """Return the states of NumPy's and Python's global generators, and of order samplers."""
-    generators = _generators_of(target).items()  # CuPy's can't be read
+    generators = _generators_of(target).items()  # CuPy's states can't be read
     state = {
         "python": random.getstate(),
         "numpy": {name: each.get_state(legacy=False) for name, each in generators},

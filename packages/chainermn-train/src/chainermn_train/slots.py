@@ -46,7 +46,7 @@ ARRAYS = (STATE, MASTER)
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One thing that all ranks have alike.
+    """A part of the state that is the same on all ranks.
 
     Attributes:
         name: a description in words, the same on all ranks.

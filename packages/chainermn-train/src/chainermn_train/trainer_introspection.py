@@ -1,4 +1,4 @@
-"""Finds the parts of a trainer or an updater."""
+"""Functions that find the parts of a trainer or an updater."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def _wanted() -> bool | None:
     """Return whether the environment wants the hook; None if it doesn't say."""
     try:
         return switch(ABORT_VARIABLE)
-    except ValueError:  # which `create_communicator` raises on all ranks
+    except ValueError:  # `create_communicator` raises this error on all ranks
         return False
 
 
@@ -149,7 +149,7 @@ def _others_may_wait() -> bool:
     )
 
 
-# How a process ends.
+# How this process ends.
 
 
 def _excepthook(
@@ -169,7 +169,7 @@ def _excepthook(
         what = f"uncaught {describe_exception(value)}".rstrip(": ").partition("\n")[0]
         if _previous is sys.__excepthook__:
             details = traceback_of(value)
-        else:  # the text can't be collected first, because the hook may not return
+        else:  # don't collect the text first, because the hook may not return
             _write_stderr(f"\n{_headline(what)}:\n")
             _previous(kind, value, trace)
     finally:
@@ -227,7 +227,7 @@ def abort_job(what: str, code: int, details: str = "") -> NoReturn:
                 text += f"{next_step(what, *place)}\n"
             _write_stderr(text)
         time.sleep(FORWARDING_SECONDS)
-    finally:  # even if a second Ctrl-C arrives meanwhile
+    finally:  # the job ends even if a second Ctrl-C arrives meanwhile
         mpi_abort(code)
 
 

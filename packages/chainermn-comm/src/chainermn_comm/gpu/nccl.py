@@ -19,8 +19,8 @@ Arrays: TypeAlias = Sequence[Any]
 # Pairs of another rank and an array.
 Parts: TypeAlias = Iterable[tuple[int, Any]]
 
-# The first version that knows bfloat16; every NCCL for CUDA 12 is newer. The doctor
-# asks for it.
+# The first version with bfloat16. Every NCCL for CUDA 12 is newer. The doctor requires
+# this version.
 OLDEST = (2, 10)
 # NCCL's number of bfloat16, for which CuPy has had a name since version 14.
 BFLOAT16 = 9

@@ -150,7 +150,7 @@ def _part_for(chunk: Chunk, buffer: np.ndarray) -> np.ndarray:
 
 
 def _chunks_of(hosts: Sequence[np.ndarray]) -> list[Chunk]:
-    """Divide arrays of bytes into chunks that fill a buffer."""
+    """Divide arrays of bytes into chunks, each of which fills a buffer."""
     sizes = tuple([host.size for host in hosts])
     dtypes = tuple([host.dtype for host in hosts])
     return plan_chunks(sizes, dtypes, BUFFER_BYTES)

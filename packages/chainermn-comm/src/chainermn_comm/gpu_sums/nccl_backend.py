@@ -49,7 +49,8 @@ class NcclBackend(Backend):
 
     def _make_sum(self, group: ProcessGroup) -> Algorithm:
         nodes = self._nodes
-        if self._staged and nodes.inter_size == group.size:  # NCCL would connect nobody
+        # NCCL would connect no ranks.
+        if self._staged and nodes.inter_size == group.size:
             return sum_through_host(group)
         if nodes.inter_size > 1:
             check_devices(group)

@@ -30,7 +30,7 @@ class PreparedCall:
     """The memory and the plan of one call, which must live until its work is over."""
 
     chunks: Sequence[Chunk]
-    operand: Operand  # of 1-D arrays
+    operand: Operand  # with 1-D arrays
     # (2, rows, 3) int64 on the device: a table for packing and a table for unpacking,
     # each with the rows of all chunks, one after the other.
     tables: Any

@@ -36,7 +36,7 @@ class Description(NamedTuple):
     entries: list[tuple[Any, ...]]
     digest: bytes  # equal if these and the common entries are equal
     missing: bytes  # a digest of which gradients are missing
-    nbytes: int  # of this rank's gradients
+    nbytes: int  # bytes of this rank's gradients
 
 
 @dataclass
@@ -234,7 +234,7 @@ def _checked_gradient(name: str, param: Any, rank: int) -> Any:
         return None
     given = param.grad
     grad = parameters.checked(given, name, rank)
-    if grad is not given:  # a NumPy scalar: the mean needs an array to go to
+    if grad is not given:  # it was a NumPy scalar, and the mean needs an array
         param.grad = grad
     return grad
 

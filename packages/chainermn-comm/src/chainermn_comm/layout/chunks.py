@@ -31,7 +31,7 @@ class Segment(NamedTuple):
 class Chunk:
     """Segments of gradients that travel together: a part of one array, or some whole arrays."""
 
-    dtype: np.dtype  # in which they travel
+    dtype: np.dtype  # the dtype in which they travel
     segments: tuple[Segment, ...]  # each is a whole array if there are several
     size: int  # number of elements
 

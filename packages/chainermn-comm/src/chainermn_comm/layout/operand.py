@@ -21,8 +21,9 @@ class Operand(NamedTuple):
     sources: Arrays  # in any memory order
     # C-contiguous, of the same shapes and dtypes; a target may be its source.
     targets: Arrays
-    wire_dtypes: Dtypes  # in which each array travels
-    divisor: int = 1  # divides the result; other than 1 for sums of floats only
+    wire_dtypes: Dtypes  # the dtype in which each array travels
+    # The result is divided by it; only for sums of floats other than 1.
+    divisor: int = 1
     # np.add, or np.maximum or np.minimum of arrays that travel in their own dtype.
     op: np.ufunc = np.add
     # While an array travels, it is divided by 2 to the power of its exponent. None if

@@ -41,7 +41,7 @@ class Choice(NamedTuple):
     """The backend that takes the arrays of all ranks."""
 
     backend: Backend
-    is_copied: bool  # from GPUs to host memory, on ranks with arrays on GPUs
+    is_copied: bool  # whether this rank's arrays on GPUs must be copied to host memory
 
 
 def choose_backend(group: ProcessGroup, operation: str, flags: Sequence[int]) -> Choice:

@@ -122,9 +122,9 @@ class Move:
     group: ProcessGroup
     operation: str
     is_of_objects: bool  # values are pickled
-    made: list[Message]  # of this rank's values
-    outgoing: list[Message]  # the same, for the backend
-    own_frames: list[bytes]  # of these messages
+    made: list[Message]  # messages of this rank's values
+    outgoing: list[Message]  # the same messages, for the backend
+    own_frames: list[bytes]  # the frames of these messages
     frames: list[bytes]  # by rank: the frame of the rank's message, if any
     memory: list[int]  # by rank, see `backend_choice`
     backend: Backend

@@ -21,7 +21,7 @@ ARRAYS, ARRAYS_WITH_METADATA, OBJECTS = (ARRAY, TUPLE), (WITH_METADATA,), (OBJEC
 
 
 class Message(NamedTuple):
-    """A value of the user's as arrays, and what a receiver needs to make the value again."""
+    """A user's value as arrays, with the facts by which a receiver makes the value again."""
 
     kind: str  # one of ARRAY, TUPLE, WITH_METADATA, OBJECT
     # Contiguous in C or Fortran order. The arrays of `on_gpu` are in host memory while
@@ -40,7 +40,7 @@ class Message(NamedTuple):
         return total
 
     def header(self) -> bytes:
-        """Return what a receiver needs to allocate the arrays."""
+        """Return the facts that a receiver needs to allocate the arrays."""
         specs = []
         for array in self.arrays:
             order = "C" if array.flags.c_contiguous else "F"
@@ -74,7 +74,8 @@ class Message(NamedTuple):
     def copy_to(self, other: Message) -> None:
         """Overwrite the arrays of another message, which has these shapes and dtypes."""
         for array, target in zip(self.arrays, other.arrays, strict=True):
-            if isinstance(array, np.ndarray):  # also the padding of a structured dtype
+            # Including the padding of a structured dtype.
+            if isinstance(array, np.ndarray):
                 as_bytes(target)[...] = as_bytes(array)
             else:
                 target[...] = array
@@ -83,7 +84,7 @@ class Message(NamedTuple):
 def of_array(data: Any, rank: int) -> Message:
     """Return the message that carries an array, a scalar, or a tuple or list of them.
 
-    Of anything else a TypeError is raised, whose text names ``rank``. Arrays on GPUs
+    For anything else a TypeError is raised, whose text names ``rank``. Arrays on GPUs
     stay there; CommunicationError if CUDA can't make them contiguous.
     """
     if isinstance(data, (tuple, list)):

@@ -109,7 +109,8 @@ class InCall:
         self.thread = get_ident()
         self._handshake = handshake
         self._interrupt = interrupt
-        self._is_outermost = False  # of this thread's calls
+        # Whether this is the outermost of the thread's calls.
+        self._is_outermost = False
         self._reference = weakref.ref(self)
 
     def __enter__(self) -> bool:

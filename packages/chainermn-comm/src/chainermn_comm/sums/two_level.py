@@ -66,7 +66,8 @@ class TwoLevelAllreduce(SharedMemoryAllreduce):
 
     def _stages(self, nbytes: int) -> list[Stage]:
         return [
-            Stage(2, self._begin),  # first, so that messages travel meanwhile
+            # This comes first, so that messages travel meanwhile.
+            Stage(2, self._begin),
             Stage(0, self._pack),
             Stage(1, self._sum),
             Stage(3 + self._ticks, self._unpack),

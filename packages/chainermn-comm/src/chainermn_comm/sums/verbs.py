@@ -45,7 +45,7 @@ def reduce_arrays(
                 _check_room(group.rank, operation, message.arrays, out)
             ufunc = OPERATIONS[op]
             memory = memory_of(group, message.arrays, ufunc)
-            if memory != ON_GPU:  # else the arrays move to host memory
+            if memory != ON_GPU:  # otherwise the arrays move to host memory
                 sources, targets = _prepared(group, operation, message, own)
             call.signature = _signature(group, op, message.arrays)
             call.payload = bytes([memory])

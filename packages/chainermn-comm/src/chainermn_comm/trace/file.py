@@ -95,7 +95,7 @@ class TraceFile:
         self._write(to_json(event) + ",\n")
 
     def add_metadata(self, name: str, /, **args: Any) -> None:
-        """Write an event that is no call."""
+        """Write an event other than a call."""
         event = {"name": name, "ph": "M", "pid": self.rank, "tid": 0, "args": args}
         self._write(to_json(event) + ",\n")
 

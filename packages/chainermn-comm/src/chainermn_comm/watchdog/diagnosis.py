@@ -13,7 +13,7 @@ from .status_region import COLLECTIVE, FINALIZE, MESSAGE, WORLD, Call
 
 @dataclass(frozen=True)
 class Rank:
-    """A rank's process, and its calls."""
+    """The process of a rank, and the rank's calls."""
 
     world: int  # its number in MPI.COMM_WORLD
     host: str  # name of its machine

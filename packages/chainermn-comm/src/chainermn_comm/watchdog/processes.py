@@ -17,8 +17,8 @@ GONE = "gone"
 # The name of a monitor's socket in Linux's abstract namespace; the name of its job
 # follows, which begins with the number of the launcher's process.
 MONITOR_NAME = "chainermn monitor "
-# Time for a launcher, whose task it is, to end the children of ranks; and for these to
-# end after SIGTERM.
+# Time for the launcher to end the children of ranks, which is its task, and time for
+# these children to end after SIGTERM.
 LAUNCHER_SECONDS = 1.0
 # The name of Open MPI's daemon on other machines than the first; the beginning of a word in
 # its command line if it serves one job (a site's own daemons serve many); and the seconds

@@ -21,7 +21,7 @@ PREFIX = "ChainerMN: "
 
 
 class Report(NamedTuple):
-    """The report of calls that wait too long."""
+    """A report of calls that wait too long."""
 
     reason: str  # the ranks that the calls wait for: the text's first line
     how: str  # the likely culprit's state, by which `next_step` chooses

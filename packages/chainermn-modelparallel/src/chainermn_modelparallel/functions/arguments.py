@@ -1,4 +1,4 @@
-"""Checks of what users give; errors name this process's rank."""
+"""Checks of users' arguments; errors name this process's rank."""
 
 from __future__ import annotations
 

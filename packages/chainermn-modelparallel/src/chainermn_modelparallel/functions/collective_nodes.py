@@ -77,7 +77,7 @@ _TAKE_EQUAL_VALUES = ("copy_to_region", "split_to_region")
 
 
 class Inputs(NamedTuple):
-    """What this rank gives to a collective operation."""
+    """The inputs of this rank in a collective operation."""
 
     variables: Variables
     # Backward visits these variables, too, and gives them gradients of zeros. The
@@ -163,7 +163,7 @@ class CollectiveFunction(OrderedFunctionNode):
     num_inputs: int
     operation: str
     call: Handshake
-    label: str = ""  # a name in `OPS`, which Chainer shows in graphs and reports
+    label: str = ""  # a name in `OPS`; Chainer shows it in graphs and reports
 
     def forward(self, inputs: Arrays) -> Arrays:
         run, _ = OPS[self.label]

@@ -177,7 +177,7 @@ class RecvFunction(EdgeFunction):
 
     def forward(self, inputs: Arrays) -> Arrays:
         arrays = self._arrays
-        self._arrays = ()  # this function must not keep their memory
+        self._arrays = ()  # this function must not keep the arrays' memory
         return self.with_delegate_output(arrays, like=arrays[0])
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: Gradients) -> Gradients:

@@ -62,7 +62,7 @@ def check_equal(
     ranks = np.frombuffer(b"".join(payloads)).reshape(len(payloads), -1, 2)
     for variable, numbers in zip(variables, ranks.swapaxes(0, 1), strict=True):
         norms = numbers[:, 1]
-        # Integers were projected in float32 or wider.
+        # Integers have been projected in float32 or wider.
         digits = np.finfo(np.result_type(variable.dtype, np.float16)).eps ** (2 / 3)
         tolerance = digits * norms.min()
         if not np.allclose(numbers, numbers[0], 0, tolerance, equal_nan=True):

@@ -15,7 +15,7 @@ from .control_dependencies import (
     keep_control_dependencies,
 )
 
-# In reports of the watchdog, before the name of the function that waits.
+# In the watchdog's reports, the text before the name of the waiting function.
 SCOPE = "chainermn.functions: "
 
 # The highest `rank` that a function of the class below has got.
@@ -63,7 +63,8 @@ class OrderedFunctionNode(chainer.FunctionNode):
         don't depend on it. It must reach the function, because it does on other ranks.
         """
         (output,) = self.get_retained_outputs()
-        output.retain_data()  # its node may be new, and outlives the variable
+        # The variable's node may be new, and outlives the variable.
+        output.retain_data()
         return output
 
     def connected_gradients(self, grad_outputs: Gradients) -> Variables:

@@ -174,7 +174,7 @@ class _Messages:
         self._comm = comm
         # This variable depends on all messages that were sent and received so far.
         self.delegate: Variable | None = None
-        # The results that are for later components of this rank.
+        # The results for later components of this rank.
         self.local: deque[Any] = deque()
         self._sent_first = False  # whether this rank sent before it received
 

@@ -76,7 +76,7 @@ def create_mnbn_model(
 
 
 def _is_convertible(link: Any) -> bool:
-    """Return whether the link's class adds no more than a constructor to Chainer's."""
+    """Return whether the link's class adds only a constructor to Chainer's class."""
     for kind in type(link).__mro__:
         if kind is L.BatchNormalization:
             return True

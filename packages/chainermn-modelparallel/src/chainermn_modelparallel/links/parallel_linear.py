@@ -46,7 +46,7 @@ class _ShardInitializer(chainer.Initializer):
         self._shape = shape
         self._axis = axis  # the axis that is divided
         self._own = own  # this rank's indexes along the axis
-        self.checksum = 0  # of the whole array, once it is drawn
+        self.checksum = 0  # the checksum of the whole array, once drawn
 
     def __call__(self, array: Any) -> None:
         """Fill a rank's shard."""
@@ -80,7 +80,7 @@ class _ParallelLinear(ShardedLink, L.Linear):
     ) -> None:
         self.comm = check_communicator(comm)
         least = [1, 1]
-        least[self._axis] = comm.size  # one for each rank
+        least[self._axis] = comm.size  # at least one input or output for each rank
         here = f"rank {comm.rank}:"
         shape = [
             integer_between(out_size, least[0], sys.maxsize, f"{here} out_size"),

@@ -20,7 +20,7 @@ class Invocation:
     """One operation on arrays of one size."""
 
     prepare: Callable[[], None]  # writes the values that the next call sends
-    call: Callable[[], Any]  # what is timed; returns the result
+    call: Callable[[], Any]  # the call that is timed; returns the result
     is_correct: Callable[[Any], bool]  # whether a result is right
 
 
@@ -100,7 +100,7 @@ def _allgather(
 
 
 def _send(comm: CommunicatorBase, sent: np.ndarray, result: np.ndarray) -> Invocation:
-    """From rank 0 to the last one and back."""
+    """From rank 0 to the last rank and back."""
     last = comm.size - 1
 
     def call() -> Any:

@@ -13,7 +13,7 @@ MARKS = "osD^vP*X<>h"
 
 
 def plot_report(report: Report, file: str) -> None:
-    """Plot a report into an image file, of the kind that its name ends in."""
+    """Plot a report into an image file, whose kind follows from the end of its name."""
     from matplotlib import style
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""Prints the report: one table, and what was wrong or skipped."""
+"""Prints the report: one table, errors, and skipped communicators."""
 
 from __future__ import annotations
 

@@ -28,16 +28,16 @@ class Times:
     """The result of one invocation."""
 
     correct: bool = True  # whether the results before and after the timing were right
-    problem: str | None = None  # what a call raised, and on which rank
+    problem: str | None = None  # the error of a call, and its rank
     # The time of a call on the slowest rank, by round.
     seconds: list[float] = field(default_factory=list)
 
 
 def is_correct(world: MPI.Intracomm, invocation: Invocation) -> tuple[bool, str | None]:
-    """Make one call with fresh values and look at the result (collective).
+    """Make one call with fresh values, and check the result (collective).
 
-    Return whether it was right on all ranks, and what it raised, if anything; the same
-    everywhere.
+    Return whether the result was right on all ranks, and the error that was raised, if
+    any. All ranks return the same.
     """
     problem = None
     correct = False
@@ -62,8 +62,8 @@ def time_all(
 
     Other work on the machine then slows all of them alike.
 
-    Return for each invocation what was found, the same on all ranks; no times where it
-    was wrong or raised.
+    Return the findings about each invocation, the same on all ranks. An invocation that
+    was wrong or raised an error has no times.
     """
     found = [Times(*is_correct(world, invocation)) for invocation in invocations]
     timed = []

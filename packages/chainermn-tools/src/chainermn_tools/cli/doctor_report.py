@@ -48,7 +48,7 @@ def worst_status(results: Sequence[CheckResult]) -> str:
 
 
 def summary(results: Sequence[CheckResult]) -> str:
-    """Return what failed, what was warned of, and what was not checked."""
+    """Return a text that names failures, warnings, and skipped checks."""
     names: dict[str, list[str]] = {}
     for one in results:
         names.setdefault(one.status, []).append(one.name)
@@ -67,7 +67,7 @@ def summary(results: Sequence[CheckResult]) -> str:
 def show_json(
     _: Sequence[Stage], coming: Iterable[CheckResult], context: Context
 ) -> list[CheckResult]:
-    """Print what docs/doctor.md describes; return the results."""
+    """Print the JSON that docs/doctor.md describes; return the results."""
     results = list(coming)
     worst = worst_status(results)
     findings = [

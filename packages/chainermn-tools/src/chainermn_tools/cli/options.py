@@ -28,7 +28,7 @@ def refuse_in_a_rank() -> None:
 def named_hosts(host_list: str | None, hostfile: str | None) -> tuple[jobs.Host, ...]:
     """Return the hosts of --hosts or --hostfile; none without either.
 
-    Raise ValueError if both are given, or one names no hosts.
+    Raise ValueError if both are given, or if they name no hosts.
     """
     if host_list is not None and hostfile is not None:
         raise ValueError("--hosts and --hostfile exclude each other")

@@ -1,4 +1,4 @@
-"""What a check of the doctor is, what it returns, and what it may ask of its context."""
+"""The doctor's checks, their results, and the context that they may use."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any, Literal
 from chainermn_tools import environment
 from chainermn_tools.jobs import Host, assign_slots, is_here
 
-# "warning": it works, but slower or less safely than it could. "skipped": there was
-# nothing to check, or a check that this one needs has failed.
+# "warning": all works, but slower or less safely than it could. "skipped": there was
+# nothing to check, or a check has failed that must succeed before.
 Status = Literal["ok", "warning", "failed", "skipped"]
 # Programs are ended some seconds before the deadline, so that they are gone by then,
 # but these seconds are at most this share of the remaining time.
@@ -30,11 +30,11 @@ class CheckResult:
     """What a check found; made by `ok`, `warning`, `failed` or `skipped`."""
 
     status: Status
-    message: str  # what was found, in a sentence; nothing in it is secret
+    message: str  # the finding, in a sentence without secrets
     # The one thing to do first, if possible a command, as ``command # remark``; None if
     # there is nothing to do.
     hint: str | None = None
-    # For programs; what JSON can hold.
+    # Values for programs, in types of JSON.
     details: dict[str, Any] = field(default_factory=dict)
     # The failed check because of which this one was skipped.
     blocked_by: str | None = None
@@ -57,7 +57,7 @@ def failed(message: str, hint: str, **details: Any) -> CheckResult:
 
 
 def skipped(message: str, blocked_by: str | None = None) -> CheckResult:
-    """There was nothing to check, or a check that this one needs has failed."""
+    """There was nothing to check, or a check has failed that must succeed before."""
     return CheckResult("skipped", message, blocked_by=blocked_by)
 
 
@@ -78,7 +78,7 @@ class Context:
         return environment.collect(round(self.share(FACTS_SHARE), 1))
 
     def share(self, share: float) -> float:
-        """Return this share of the remaining seconds, less what ending a program takes."""
+        """Return this share of the remaining seconds, minus the time to end a program."""
         seconds = self.deadline - time.monotonic()
         cleanup = min(CLEANUP_SECONDS, CLEANUP_SHARE * seconds)
         return max(0.1, share * (seconds - cleanup))
@@ -109,9 +109,9 @@ Run = Callable[[Context], CheckResult]
 class Check:
     """A function that answers one question."""
 
-    name: str  # unique among all stages; what JSON and people call it
+    name: str  # the name for JSON and people, unique among all stages
     question: str  # in the user's words
-    run: Run  # it may raise
+    run: Run  # the function may raise
     # The names of earlier checks that must succeed before this check makes sense.
     needs: tuple[str, ...] = ()
 

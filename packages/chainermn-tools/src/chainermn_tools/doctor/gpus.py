@@ -35,7 +35,7 @@ def device_files() -> list[str]:
 
 
 def _driver_lines(context: Context) -> list[str]:
-    """Return nvidia-smi's line for each GPU; none if it is missing, fails or sees none."""
+    """Return nvidia-smi's line for each GPU; none if the program is missing, fails or sees none."""
     found = context.facts["gpus"]["driver"]
     if isinstance(found, dict):
         return []

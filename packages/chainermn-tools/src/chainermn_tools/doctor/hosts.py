@@ -51,7 +51,7 @@ MAX_ALONE = 8
 SINGLE_HOST = "single_node"
 # The memory of a rank that has imported Chainer and made a communicator.
 RANK_MEMORY = 256 * MIB
-# By host, what is wrong and how to fix it.
+# Each host's problem, and how to fix it.
 Problems = Mapping[str, tuple[str, str]]
 
 login_checks = Checks()
@@ -59,7 +59,7 @@ rank_checks = Checks()
 
 
 def evaluate(problems: Problems, success: str) -> CheckResult:
-    """Return what is wrong with some hosts, and how to fix the first of them."""
+    """Return the failure that names the hosts' problems, and how to fix the first one."""
     if not problems:
         return ok(success)
     parts = [f"{host}: {problem}" for host, (problem, _) in problems.items()]
@@ -91,7 +91,7 @@ def _ranks_on_hosts(ranks_per_host: Mapping[str, int]) -> str:
 
 
 def _logins(context: Context) -> dict[str, Login]:
-    """Return what the hosts said, without this machine."""
+    """Return the answers of the hosts, without this machine."""
     logins = dict(ask_all(context))
     del logins[THIS_MACHINE]
     return logins
@@ -231,7 +231,7 @@ def start(context: Context) -> CheckResult:
 
 
 def _facts(context: Context) -> dict[str, dict[str, Any]]:
-    """Return what the first rank on each host reported of it."""
+    """Return the facts that the first rank on each host reported."""
     found: dict[str, dict[str, Any]] = {}
     for one in run_job(context).results(FACTS):
         found.setdefault(one["host"], one)

@@ -1,4 +1,4 @@
-"""What the hosts say when they are asked one by one, by ssh or by Slurm's srun."""
+"""The answers of the hosts when they are asked one by one, by ssh or by Slurm's srun."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _ask(name: str, command: list[str], script: bytes, timeout: float) -> Login:
 
 
 def _explain(text: str, said: str) -> tuple[str, str]:
-    """Return why a host gave no answer, and what to do about it."""
+    """Return why a host gave no answer, and the remedy."""
     more = "if it is just slow, give it more time with --timeout"
     if jobs.starts_by_srun():
         hint = f"srun --overlap -N 1 -n 1 -w {HOST} true   # shows why; {more}"

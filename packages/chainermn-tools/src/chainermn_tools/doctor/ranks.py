@@ -80,7 +80,7 @@ class RankJob:
 
     ranks_per_host: Mapping[str, int]  # how many ranks each host should have got
     timeout: float  # how many seconds the ranks had
-    # How mpiexec ended, what ranks reported, and what was printed.
+    # mpiexec's end, the ranks' reports, and the output.
     output: jobs.JobOutput
 
     @property
@@ -92,7 +92,7 @@ class RankJob:
         return self.output.text
 
     def results(self, step: str) -> list[dict[str, Any]]:
-        """Return what the ranks that finished a step reported of it."""
+        """Return the reports of the ranks that finished a step."""
         return [
             event["result"]
             for event in self.output.events
@@ -175,7 +175,7 @@ def run_ranks(
         "ranks": ranks,
         "communicators": communicators,
     }
-    # Without spaces, at which a site's wrapper of mpiexec may split it.
+    # The text has no spaces, at which a site's wrapper of mpiexec might split it.
     words = json.dumps(order, separators=(",", ":"))
     env = {**YIELDING, **jobs.BESIDE, **os.environ, "OMP_NUM_THREADS": "1", **variables}
     hosts: Mapping[str, int] | None = ranks_per_host

@@ -1,4 +1,4 @@
-"""The check of what Slurm grants to the job in which the doctor runs."""
+"""The check of the job of Slurm in which the doctor runs."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def packages(context: Context) -> CheckResult:
 
 
 def unsatisfied_requirements() -> dict[str, str]:
-    """Find what is missing among the direct requirements of our installed packages.
+    """Find missing direct requirements of our installed packages.
 
     Return a sentence about each. Requirements that can't be parsed are left out.
     """

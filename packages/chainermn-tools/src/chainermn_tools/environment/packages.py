@@ -56,7 +56,7 @@ def distributions() -> dict[str, metadata.Distribution]:
 
 
 def package_versions() -> dict[str, str | None]:
-    """Return the versions of the distributions that matter; None for one that is not installed."""
+    """Return the versions of the relevant distributions; None for one that is not installed."""
     there = distributions().items()
     installed = {name: one.metadata["Version"] or "unknown" for name, one in there}
     found = {name: installed.get(name) for name in (*OUR_PACKAGES, *OTHER_PACKAGES)}

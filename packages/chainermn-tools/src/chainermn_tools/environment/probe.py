@@ -31,7 +31,7 @@ Answer = TypeVar("Answer")
 
 
 def unavailable(reason: str | BaseException) -> dict[str, str]:
-    """Return what a report holds instead of an answer: the reason, on one line."""
+    """Return the entry of a report that has no answer: the reason, on one line."""
     text = str(reason)
     if not isinstance(reason, str | Unavailable):
         text = f"{type(reason).__name__}: {text}"

@@ -75,7 +75,7 @@ def collect(seconds: float = TIMEOUT_SECONDS) -> dict[str, Any]:
 
 
 def rank_facts() -> dict[str, Any]:
-    """Return what a rank of the doctor reports of its host, short enough for an event."""
+    """Return the facts that a doctor's rank reports about its host, short enough for an event."""
     versions = package_versions()
     return {
         "host": socket.gethostname(),

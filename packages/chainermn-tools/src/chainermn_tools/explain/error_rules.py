@@ -34,7 +34,7 @@ class ErrorRule:
     """
 
     name: str  # unique; the name of its table
-    component: str  # what prints the message; the name of the rule's file
+    component: str  # the software that prints the message; the name of the rule's file
     kind: Kind  # how much the message says
     # Texts, specific enough that no healthy job prints them. Each is part of one line,
     # which may begin with a rank.
@@ -45,7 +45,7 @@ class ErrorRule:
     # Real output, for the tests: a line for every literal, and no line that means
     # another ROOT_CAUSE.
     examples: tuple[str, ...]
-    meaning: str  # what happened, in a sentence or two
+    meaning: str  # the failure, in a sentence or two
     fix: tuple[str, ...]  # what to try, in this order; commands if possible
 
     def is_possible(self, text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Finds in a log which rank failed first and how, as our own programs say it."""
+"""Finds in a log which rank failed first and how, as our own programs report it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ NO_RANK = "the job"
 
 
 class Speaker(IntEnum):
-    """Who says why a job ended; the first one knows most."""
+    """The programs that say why a job ended; the first one knows most."""
 
     LAUNCH = 0
     RANK = 1
     MONITOR = 2  # a rank is gone
-    WATCHDOG = 3  # ranks wait for another one
+    WATCHDOG = 3  # ranks wait for another rank
 
 
 # For these the last verdict counts, since a job may start again, and a call that has
@@ -70,8 +70,9 @@ ENDED = re.compile(
     "due to process rank|job  terminated|srun: error"
 )
 KILLED = re.compile(r"EXIT STRING|slurmstepd: error|exited on signal")
-# How a further line of an error's message begins: by a space, or by a label if the first
-# line has no text, as in Chainer's InvalidType. Chainer's progress bar is none.
+# How a further line of an error's message begins: by a space, or by a label if the
+# first line has no text, as in Chainer's InvalidType. Lines of Chainer's progress bar
+# don't count.
 FURTHER = re.compile(r" (?! *total +\[)|(?!ChainerMN|Fatal )[A-Z][\w ]*: ")
 TEXTLESS = re.compile(r"^[\w.]+: *$", re.MULTILINE)
 MESSAGE_CHARACTERS = 500  # as many as `chainermn launch` shows, on one line
@@ -208,7 +209,7 @@ class VerdictFinder:
         self, number: int, tag: str, error: str, traceback: str
     ) -> None:
         error = " ".join(error.split())[:MESSAGE_CHARACTERS]
-        self.tracebacks.pop(error, None)  # so that it comes last
+        self.tracebacks.pop(error, None)  # so that the entry comes last
         self.tracebacks[error] = traceback
         if len(self.tracebacks) > MOST_TRACEBACKS:
             del self.tracebacks[next(iter(self.tracebacks))]

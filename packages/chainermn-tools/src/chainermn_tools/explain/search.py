@@ -49,15 +49,15 @@ class Match:
     """A known error that is in a log."""
 
     rule: ErrorRule
-    line: int  # the number of the first line that says so
+    line: int  # the number of the first line with this error
     text: str  # that line, without control characters, shortened
-    host: str = HOST  # that the line names
-    times: int = 0  # the number of lines that say so
+    host: str = HOST  # the host that the line names
+    times: int = 0  # the number of lines with this error
     is_in_tracebacks: bool = True  # whether all these lines are in tracebacks
 
     @property
     def fix(self) -> list[str]:
-        """What to try, for the host that the log names."""
+        """The remedies, for the host that the log names."""
         return [fix.replace(HOST, self.host) for fix in self.rule.fix]
 
 
@@ -67,7 +67,7 @@ class Findings:
 
     verdict: Verdict | None
     matches: list[Match]  # the most telling first; otherwise in the log's order
-    nothing: str  # what to say if nothing was found
+    nothing: str  # the text if nothing was found
 
 
 def search(log: BinaryIO, rules: Sequence[ErrorRule] | None = None) -> Findings:
@@ -117,7 +117,7 @@ def _lines(log: BinaryIO) -> Iterator[Line]:
     raw = io.BufferedReader(log)  # type: ignore[type-var]
     encoding = "utf-8"
     if raw.peek(2).startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        encoding = "utf-16"  # as Windows' PowerShell writes it
+        encoding = "utf-16"  # the encoding of Windows' PowerShell
     elif re.match(rb"[^\0]\0[^\0]\0", raw.peek(4)):
         encoding = "utf-16-le"
     text = io.TextIOWrapper(raw, encoding, errors="replace", newline="")

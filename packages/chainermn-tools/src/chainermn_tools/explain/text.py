@@ -1,4 +1,4 @@
-"""Prints what was found in a log: with colours on a terminal, plain anywhere else."""
+"""Prints the findings in a log: with colours on a terminal, plain anywhere else."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def as_dict(findings: Findings) -> dict[str, Any]:
 
 
 def _note(findings: Findings) -> str | None:
-    """Return what to say if nothing tells why the job failed."""
+    """Return the text for a log that doesn't tell why the job failed."""
     if findings.verdict:
         return None
     if not findings.matches:
@@ -55,7 +55,7 @@ def _match_as_dict(match: Match) -> dict[str, Any]:
 
 
 def render(findings: Findings, console: Console) -> None:
-    """Print what `search` found: on a terminal wrapped to its width, elsewhere as it is.
+    """Print the findings of `search`: on a terminal wrapped to its width, elsewhere unchanged.
 
     The verdict is last, because a terminal shows the last lines.
     """

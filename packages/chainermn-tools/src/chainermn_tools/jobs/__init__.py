@@ -1,4 +1,4 @@
-"""Starting processes and `mpiexec` jobs, and the facts about launchers that this takes."""
+"""Starts processes and `mpiexec` jobs, and knows the launchers."""
 
 from _chainermn_events import TIMEOUT_STATUS as TIMEOUT_STATUS
 from _chainermn_events import rank_from_env as rank_from_env

@@ -1,4 +1,4 @@
-"""The hosts, and their ranks, that a scheduler gives to the job in which this process is."""
+"""The hosts, and their ranks, that a scheduler gives to this process's job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ HOSTFILES = {"PBS": "PBS_NODEFILE", "LSF": "LSB_DJOB_RANKFILE"}
 def find_allocation(env: Mapping[str, str]) -> tuple[str, tuple[Host, ...]] | None:
     """Return the scheduler, and its job's hosts in its order; None outside of a job.
 
-    Raise ValueError if its variables, or a file that they name, can't be read.
+    Raise ValueError if the scheduler's variables, or a file that they name, can't be
+    read.
     """
     try:
         if env.get("SLURM_JOB_NODELIST"):

@@ -20,7 +20,7 @@ import psutil  # type: ignore[import-untyped]
 from chainermn_tools.jobs.signals import handle_signals
 
 PR_SET_CHILD_SUBREAPER = 36
-# Killing ends after this, even if a process can't be killed.
+# Killing ends after this time, even if a process can't be killed.
 KILL_SECONDS = 5.0
 KILL_STEP_SECONDS = 0.01
 # The time between two looks for orphans that have ended; a look takes milliseconds.
@@ -46,7 +46,8 @@ def running(args: Sequence[str], **how: Any) -> Iterator[subprocess.Popen[Any]]:
         if _closed:
             raise InterruptedError(errno.EINTR, "no program is started any more")
         _adopt_orphans(True)
-        # As from a shell: a rank finds its launcher through a file that it inherited.
+        # Files are inherited as from a shell, because a rank finds its launcher through
+        # such a file.
         process = subprocess.Popen(args, start_new_session=True, close_fds=False, **how)
         _running[process.pid] = process
     is_over = threading.Event()

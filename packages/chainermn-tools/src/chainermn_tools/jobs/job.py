@@ -62,7 +62,7 @@ DYING_WITH_PARENT = [sys.executable, "-I", "-S", "-c", DIE_WITH_PARENT]
 
 @dataclass
 class JobOutput:
-    """How a job ended, and what was reported of it."""
+    """How a job ended, and the reports about it."""
 
     status: int = 1  # mpiexec's status as a shell would report it; 128 + n for signal n
     timed_out: bool = False  # whether the job was ended because of its time limit

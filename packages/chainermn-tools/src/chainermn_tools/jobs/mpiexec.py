@@ -42,9 +42,8 @@ def find_mpiexec(program: str = "mpiexec") -> dict[str, Any]:
 def find_launcher(timeout: float, program: str = "mpiexec") -> dict[str, Any]:
     """Ask an mpiexec, by default that on PATH, for its version, for at most ``timeout`` seconds.
 
-    Return ``path``, ``vendor``, ``version`` (both None where it doesn't say) and
-    ``description``, the lines that it printed. Raise Unavailable if there is none, or
-    it fails or hangs.
+    Return ``path``, ``vendor``, ``version`` (both None if unknown) and ``description``,
+    the lines that it printed. Raise Unavailable if there is none, or it fails or hangs.
     """
     path = _path_of(program)
     try:

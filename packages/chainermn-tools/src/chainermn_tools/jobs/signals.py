@@ -18,7 +18,7 @@ def handle_signals(handle: Callable[[int], None]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for number in SIGNALS:
             before = signal.getsignal(number)
-            # A signal that is ignored stays so: nohup's, or a background job's.
+            # An ignored signal stays ignored, such as nohup's, or a background job's.
             if before not in (signal.SIG_IGN, None):
                 signal.signal(number, lambda number, _: handle(number))
                 stack.callback(signal.signal, number, before)

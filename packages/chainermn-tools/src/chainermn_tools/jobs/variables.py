@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-# Prefixes of variables that influence how MPI, the BLAS, GPUs or Python behave; that go
-# to other hosts under Open MPI (MPICH passes on everything); or both.
+# Prefixes of variables that influence how MPI, the BLAS, GPUs or Python behave, or that
+# Open MPI passes on to other hosts (MPICH passes on all variables), or both.
 REPORTED = (
     "FI_",
     "HYDRA_",

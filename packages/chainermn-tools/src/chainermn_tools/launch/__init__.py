@@ -1,4 +1,4 @@
-"""Jobs of scripts: started, restarted after failures, and classified by what their ranks report."""
+"""Jobs of scripts: started, restarted after failures, and classified by their ranks' reports."""
 
 from chainermn_tools.launch.restarts import run_script
 from chainermn_tools.launch.verdict import JobResult, classify

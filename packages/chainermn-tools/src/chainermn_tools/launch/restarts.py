@@ -30,7 +30,7 @@ def run_script(
     launcher: Mapping[str, Any],
     ranks: int,
     script: Sequence[str],
-    log: Callable[..., None],  # of a text, and of what comes before its line
+    log: Callable[..., None],  # of a text, and of the text before its line
     *,
     hosts: Mapping[str, int] = {},  # the ranks of each host; empty for this host alone
     timeout: float | None = None,  # the seconds after which a job is ended
@@ -109,7 +109,8 @@ def run_script(
 def _variables(ranks: int, hosts: Mapping[str, int]) -> dict[str, str]:
     """Return the variables for the ranks that this process's environment lacks."""
     chosen = {}
-    if "SLURM_STEP_ID" in os.environ:  # a step within one
+    # This process is in a step of Slurm, so the job's steps run beside it.
+    if "SLURM_STEP_ID" in os.environ:
         chosen.update(jobs.BESIDE)
     if not hosts:  # otherwise each rank counts the cores of its own host
         threads = jobs.threads_per_rank(ranks)

@@ -67,7 +67,7 @@ def classify(output: JobOutput, ranks: int) -> JobResult:
     if output.status == LEAVING_STATUS:  # the status says that all ranks have saved
         output.status = 1
     primary = [event for event in failed if not event["secondary"]]
-    if primary:  # of ranks that fail alike, blame the lowest
+    if primary:  # if ranks fail alike, blame the lowest
         alike = [event for event in primary if event["what"] == primary[0]["what"]]
         return _of_error(min(alike, key=lambda event: event.rank), output)
     for event in output.events:

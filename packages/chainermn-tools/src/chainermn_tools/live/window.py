@@ -28,7 +28,7 @@ PAUSE_TIMES = 50
 
 
 class Reading(NamedTuple):
-    """What is known at one moment."""
+    """The facts at one moment."""
 
     at: float  # seconds
     graph: WaitGraph
@@ -85,7 +85,7 @@ def read(graph: WaitGraph, now: float) -> Reading:
 
 
 def summaries(job: LiveJob, sort: str) -> Iterator[dict[str, Any]]:
-    """Yield every two seconds what the ranks do, and did in the last ten or more."""
+    """Yield every two seconds what the ranks do now, and did in the last ten seconds or more."""
     readings: deque[Reading] = deque(maxlen=MOST_READINGS)
     last = time.monotonic()
     while True:

@@ -30,7 +30,7 @@ def curves(log: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], list[str]]:
         if bad:
             notes.append(f"{name} isn't a finite number in {bad} of {entries} entries.")
         if bad < entries:
-            # One entry out of this number, including the last entry.
+            # Keep every `step`-th entry, and the last one.
             step = -(-entries // MOST_POINTS)
             for axis in ("x", "y"):
                 series[axis] = series[axis][::-step][::-1]

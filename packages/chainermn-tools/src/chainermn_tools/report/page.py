@@ -1,4 +1,4 @@
-"""Writes the page: tables and notes as text in it, time lines and curves as data for its script."""
+"""Writes the page: tables and notes as text, time lines and curves as data for its script."""
 
 from __future__ import annotations
 

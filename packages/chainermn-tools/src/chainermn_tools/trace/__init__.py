@@ -1,4 +1,4 @@
-"""Trace files of a job's ranks: read, aligned and matched; in tables and time lines."""
+"""Trace files of a job's ranks: reads, aligns and matches them, and shows tables and time lines."""
 
 from chainermn_tools.trace.chrome_export import write_chrome_trace as write_chrome_trace
 from chainermn_tools.trace.clocks import align as align

@@ -108,7 +108,7 @@ class RankRow(NamedTuple):
 
 
 def by_rank(run: Run, collectives: Sequence[Collective]) -> list[RankRow]:
-    """Return the ranks, the one that others waited for longest first."""
+    """Return the ranks; the rank that others waited for longest comes first."""
     came_last = Counter(call.rank for call in collectives)
     found = []
     for rank, trace in run.ranks.items():

@@ -1,4 +1,4 @@
-"""The folder of a run's checkpoints, which is one for all ranks, or one for each."""
+"""The folder of a run's checkpoints: one folder for all ranks, or one for each rank."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ class CheckpointFolder:
         found = None
         problems: list[str] = []
         iterations = set()
-        # Whether more is wrong with a save than what a killed job leaves.
+        # Whether a save has other problems than a killed job leaves.
         is_lost = False
         for number in sorted(self._readers, reverse=True):
             try:
@@ -210,7 +210,7 @@ class CheckpointFolder:
         files: dict[int, RankFile] = {}
 
         def read() -> list[str]:
-            """Read the files that this rank reads; return in words what is wrong with them."""
+            """Read the files that this rank reads; return their problems, in words."""
             problems = []
             for rank, reader in readers.items():
                 try:
@@ -275,7 +275,7 @@ class CheckpointFolder:
         return self._remover(expired)
 
     def _remover(self, numbers: Iterable[SaveNumber]) -> Callable[[], None]:
-        """Forget saves; return a function that removes the files that this rank reads of them.
+        """Forget saves; return a function that removes those of their files that this rank reads.
 
         The method is not collective. The function may run in any thread. A job that is
         killed meanwhile leaves an incomplete save.

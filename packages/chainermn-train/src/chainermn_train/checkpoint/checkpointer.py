@@ -71,7 +71,8 @@ class MultiNodeCheckpointer(Extension):
             "gc_interval": gc_interval,
             "background": background,
         }
-        # A thread that calls no MPI. The interpreter waits for this thread before it ends.
+        # A thread without MPI calls. The interpreter waits for this thread before it
+        # ends.
         self._threads = ThreadPoolExecutor(1, "chainermn-checkpoint")
         # Names of the arrays that were the same on all ranks at the last save or load.
         self._alike: list[str] = []

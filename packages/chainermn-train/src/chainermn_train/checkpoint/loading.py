@@ -72,7 +72,7 @@ def load(
         restorers = load_state_dict(target, state)
     if has_same_size and RANDOM in state:
         restorers.append(partial(load_random_state, target, str(state[RANDOM])))
-    # The argument is the last, because some ranks may have been called without it.
+    # `optimizer` comes last, because some ranks may have been called without it.
     candidates = [target, *optimizers_of(target).values(), optimizer]
     found = [each for each in candidates if isinstance(each, MultiNodeOptimizer)]
     _assume_synchronized(comm, [each for each in dict.fromkeys(found) if each.target])

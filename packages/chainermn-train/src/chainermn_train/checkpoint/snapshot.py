@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 from chainer.training import Extension
-from chainer.training.extensions._snapshot import _Snapshot  # it has no public name
+
+# The class has no public name.
+from chainer.training.extensions._snapshot import _Snapshot
 from chainer.training.extensions.snapshot_writers import SimpleWriter
 
 from chainermn_comm import CommunicatorBase
@@ -243,7 +245,7 @@ class MultiNodeSnapshot(Extension):
         found = CheckpointFolder(comm, files, self._set_of).newest()
         if found is None:
             return
-        # Ranks that were not named may have made one more set.
+        # The ranks that were not named may have made one more set.
         count = len(found.states)
         with raise_together(comm.handshake, OPERATION):
             if not self._set < count <= self._named + 1:

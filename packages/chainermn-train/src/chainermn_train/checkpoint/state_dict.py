@@ -117,7 +117,7 @@ def optimizers_of(target: Any) -> dict[str, Any]:
 
 
 def _serialize_settings(target: Any, serializer: Any) -> None:
-    """Save or load the numbers of optimizers, but for those that do so themselves."""
+    """Save or load the numbers of optimizers, except optimizers that do so themselves."""
     for path, optimizer in optimizers_of(target).items():
         if not isinstance(optimizer, MultiNodeOptimizer):
             serialize_settings(optimizer, serializer[path]["chainermn"])
@@ -160,7 +160,7 @@ class _CheckedDeserializer(NpzDeserializer):
         return super().__call__(key, value)
 
     def _is_of_rule_without_state(self) -> bool:
-        """Return whether this path's update rule had no state, as its parameter had no values.
+        """Return whether this path's update rule had no state because its parameter had no values.
 
         For such a rule, Chainer's own optimizers would raise KeyError. Multi-node
         optimizers don't ask for the state.

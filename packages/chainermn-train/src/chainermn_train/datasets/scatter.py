@@ -181,7 +181,7 @@ def length_of(dataset: Any) -> int:
 
 
 def _warn_of_columns(dataset: Any) -> None:
-    """Warn if a tuple of arrays, each as long as the other, is to be divided as examples."""
+    """Warn if a tuple of arrays of one length would be divided as if arrays were examples."""
     if not isinstance(dataset, tuple) or len(dataset) < 2:
         return
     lengths = {len(each) for each in dataset if getattr(each, "ndim", 0) > 0}

@@ -45,7 +45,7 @@ class SharedBytes:
     """
 
     content: Any = b""
-    _descriptor: Any = None  # of the file, if there is one
+    _descriptor: Any = None  # the descriptor of the file, if there is one
 
     def map(self, descriptor: int) -> None:
         """Map an open file that isn't empty, and own its descriptor from then on."""
@@ -68,7 +68,8 @@ class SharedBytes:
         if self._descriptor is None or self._is_written_to():
             content = np.frombuffer(self.content, np.uint8)
             self.fill(content.size, [content])
-        # By a descriptor of this process: the process that made the file may have ended.
+        # Use a descriptor of this process, since the process that made the file may
+        # have ended.
         path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
         return _open_file, (socket.gethostname(), path, _identity(os.stat(path)))
 
@@ -84,7 +85,7 @@ class SharedArray:
     """A data set: the rows of a NumPy array without objects, which lies in shared bytes."""
 
     _shared: SharedBytes
-    _begin: int  # the byte; the bytes need not be there yet
+    _begin: int  # the byte where the array begins; the bytes need not be there yet
     _shape: tuple[int, ...]
     _dtype: np.dtype
 
@@ -115,7 +116,7 @@ def _reserve(nbytes: int) -> int:
     for folder in dict.fromkeys((MEMORY_FOLDER, tempfile.gettempdir())):
         try:
             with tempfile.TemporaryFile(dir=folder) as file:
-                # Without this, a page that there is no room for would be a SIGBUS when a
+                # Without this call, a page without room would cause a SIGBUS when a
                 # process touches it.
                 os.posix_fallocate(file.fileno(), 0, nbytes)
                 free = os.statvfs(folder)

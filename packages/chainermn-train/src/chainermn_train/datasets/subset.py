@@ -28,7 +28,7 @@ _Splitter = Callable[[Any, np.ndarray, TakeRows], Any]
 def subset(
     dataset: Any, begin: int, end: int, order: Any, take: TakeRows
 ) -> SubDataset:
-    """Return ``SubDataset(dataset, begin, end, order)``, or one of a part with the same examples.
+    """Return ``SubDataset(dataset, begin, end, order)``, or a subset of a part with these examples.
 
     The whole data set is behind the result only if :func:`divide` can't divide it.
     """
@@ -85,7 +85,7 @@ def _divide_all(
 
 def view(dataset: Any, indices: np.ndarray) -> SubDataset:
     """Return the examples at ``indices`` of a whole data set."""
-    # An order is as long as the data set; what comes after these indices is not used.
+    # An order is as long as the data set. The numbers after these indices are not used.
     order = np.resize(indices, len(dataset))
     return SubDataset(dataset, 0, len(indices), _numbers(order))
 
@@ -133,7 +133,7 @@ def _split_subset(dataset: Any, indices: np.ndarray, take: TakeRows) -> Any:
     indices = indices + dataset._start
     if dataset._order is not None:
         indices = np.asarray(dataset._order, dtype=np.int64)[indices]
-    indices = indices % max(1, len(dataset._dataset))  # an order may say -1
+    indices = indices % max(1, len(dataset._dataset))  # an order may contain -1
     part = divide(dataset._dataset, indices, take)
     if part is None:
         return None
@@ -151,7 +151,8 @@ def _split_concatenated(dataset: Any, indices: np.ndarray, take: TakeRows) -> An
     parts = _divide_all(bases, chosen, take)
     if parts is None:
         return None
-    # The places of the first data set's examples, then of the second's, and so on.
+    # The places of the first data set's examples, then those of the second one's, and
+    # so on.
     grouped = np.argsort(owners, kind="stable")
     return view(_with(dataset, _datasets=parts), np.argsort(grouped))
 

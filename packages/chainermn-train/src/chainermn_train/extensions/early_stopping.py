@@ -70,7 +70,7 @@ class MultiNodeEarlyStoppingTrigger(EarlyStoppingTrigger):
         )
         self.comm = comm
         self.suffix = suffix
-        self._observed = 0  # values in the summary
+        self._observed = 0  # number of values in the summary
         self._seen: Any = None  # the observation that was added last
         self._trainer: Any = lambda: None  # a weak reference to the trainer
 

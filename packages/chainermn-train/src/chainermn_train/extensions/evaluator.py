@@ -196,12 +196,12 @@ def _means_over_examples(evaluator: Any) -> _Results:
         observation = chainer.reporter.get_current_reporter().observation
         for key, value in list(observation.items()):
             weight = count
-            if isinstance(value, tuple):  # the model reports a weight of its own
+            if isinstance(value, tuple):  # the model reports a weight
                 value, weight = map(to_host, value)
             if weight == 0:
                 del observation[
                     key
-                ]  # such a batch doesn't count in one process, either
+                ]  # in one process such a batch doesn't count, either
             else:
                 observation[key] = value, weight
                 weights[key] += weight

@@ -80,7 +80,7 @@ class OneRankExtension(AttributeProxy):
         return None
 
     def __getattr__(self, name: str) -> Any:
-        # Functions have no such method, or None.
+        # A function has no such method, or the attribute is None.
         if name in self._EVENTS and not (
             self.here and getattr(self.actual, name, None)
         ):

@@ -175,6 +175,6 @@ def _examples(updater: Any) -> Any:
         raise TypeError(
             "ThroughputReport can't count examples: the main iterator has no data set"
         )
-    # An order may have fewer examples than the data set: a DistributedOrderSampler's has
-    # a rank's part.
+    # An order may have fewer examples than the data set. For example, a
+    # DistributedOrderSampler's order has a rank's part.
     return updater.epoch_detail * getattr(iterator, "_epoch_size", len(dataset))

@@ -16,10 +16,10 @@ _OPERATION = "DistributedOrderSampler"
 
 
 class EpochPosition(NamedTuple):
-    """How far all ranks together have come in an epoch, whatever their number."""
+    """How far all ranks together have come in an epoch, for any number of ranks."""
 
     epoch: int
-    seen: int  # examples, the first of the epoch's permutation
+    seen: int  # number of examples, the first ones of the epoch's permutation
     examples: int  # of the data set
 
 

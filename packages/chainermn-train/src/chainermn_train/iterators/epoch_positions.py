@@ -59,7 +59,7 @@ def move_iterator(
     dealer = distributed_sampler(iterator)
     if dealer is not None and begin is not None:
         start = EpochPosition(*begin)
-        # Ranks may be at several positions, as some had more batches.
+        # Ranks may be at several positions, because some ranks had more batches.
         here = dealer.advanced(start, max(steps), len(states))
         state[order_key], position = dealer.order_at(here)
         epoch += here.epoch - start.epoch
@@ -69,7 +69,7 @@ def move_iterator(
             state[order_key] = sampler(np.arange(length), 0)
             length = len(state[order_key])
             anew.append(f"the order of examples of iterator {name!r}")
-        # As far in the epoch as rank 0 was in its own.
+        # The iterator continues as far in the epoch as rank 0 was in its own.
         position = round(steps[0] * length / max(1, count))
     state[path + "epoch"] = np.array(epoch)
     state[path + "current_position"] = np.array(position)

@@ -13,7 +13,7 @@ from ..wrappers import AttributeProxy
 
 
 class IteratorProxy(AttributeProxy, Iterator):
-    """Reads and sets the attributes of the actual iterator; a copy has a copy of it."""
+    """Reads and sets the actual iterator's attributes; a copy of the proxy copies the iterator."""
 
     _OWN = AttributeProxy._OWN | {"communicator"}
 

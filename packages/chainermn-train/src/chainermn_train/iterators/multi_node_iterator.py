@@ -185,7 +185,7 @@ def _shared_attributes(iterator: Any, master: int) -> dict[str, Any]:
     """Return the attributes of the master's iterator that other ranks get."""
     attributes: dict[str, Any] = {}
     for name in _SHARED:
-        with contextlib.suppress(Exception):  # for instance of an empty data set
+        with contextlib.suppress(Exception):  # for example of an empty data set
             attributes[name] = getattr(iterator, name)
     with contextlib.suppress(Exception):
         attributes["dataset"] = RemoteDataset(len(iterator.dataset), master)

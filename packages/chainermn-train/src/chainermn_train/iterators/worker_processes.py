@@ -11,7 +11,7 @@ from typing import Any
 
 from chainer.iterators import MultiprocessIterator
 
-# mpi4py reads this variable when it is imported: whether to start MPI then.
+# mpi4py reads this variable when it is imported, to decide whether to start MPI then.
 _STARTS_MPI = "MPI4PY_RC_INITIALIZE"
 # How long a lost wake-up delays a batch; Chainer's iterator polls as often.
 _POLL_SECONDS = 0.1

@@ -242,7 +242,8 @@ class OverlappedExchange(GradientExchange):
             if is_updated(params.params[number])
         ]
         self._order = []
-        order = self._communicator.bcast_obj(order)  # rank 0's: all plan alike
+        # Rank 0's order, so that all ranks have the same plan.
+        order = self._communicator.bcast_obj(order)
         if self.channel is None:
             self.channel = make_channel(self._communicator, stream.device)
         bounds = _bounds_of([arrays[number] for number in order])

@@ -36,7 +36,7 @@ class Judge:
         graph = monitor.collect(now)
         first = min(graph.ranks.values(), key=lambda rank: rank.failed_at)
         if first.has_aborted:
-            return  # the rank has printed its error itself
+            return  # the rank itself has printed its error
         how = report.describe_state(graph, first)
         event = monitor.event(
             "rank_lost", lost=first.world, pid=first.pid, host=first.host, how=how

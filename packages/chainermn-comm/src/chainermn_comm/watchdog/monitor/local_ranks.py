@@ -53,7 +53,8 @@ class MonitoredRank:
         self._stacks = stacks  # the file of the rank's stacks
         self._stacks_begin = 0  # where the stacks of the last request begin in it
         self.has_ended = False
-        self.died_at = math.inf  # for a living rank, or after the end of its program
+        # Infinity for a living rank, or if it died after the end of its program.
+        self.died_at = math.inf
 
     def state(self) -> str:
         if self.has_ended:  # another process may have the rank's number by now

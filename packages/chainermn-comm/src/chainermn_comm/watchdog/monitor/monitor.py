@@ -78,7 +78,7 @@ class Monitor:
         known = ranks + self.other_machines.ranks()
         self.files.scan_if_due([rank.pid for rank in ranks], now)
         if any(rank.has_failed for rank in ranks):
-            self.files.scan()  # while other ranks may live
+            self.files.scan()  # other ranks may still live
         if self.first_machine is None:
             self.judge.report_failure(known, now)
             self.judge.report_calls(known, now)
@@ -143,7 +143,7 @@ class Monitor:
     def follow(
         self, first_machine: FirstMachine, ranks: list[Rank], now: float
     ) -> None:
-        """Push records if a rank has failed or a call waits; end ranks that nobody can judge."""
+        """Push records if a rank has failed or a call waits; end ranks that are cut off."""
         first_machine.connect_if_due(now)
         timeout = self.local.timeout
         longest = longest_wait(ranks)

@@ -25,7 +25,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if os.fork():
         os._exit(0)
-    # Launchers kill a rank's group, whose remains are this process's to remove.
+    # Launchers kill a rank's process group, and this process removes what the group
+    # leaves.
     os.setsid()
     # Again, since a process that asks now sees this process's number.
     listener.listen(BACKLOG)

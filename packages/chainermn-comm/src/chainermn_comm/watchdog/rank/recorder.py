@@ -144,7 +144,7 @@ def allocate(communicator: int, rank: int, size: int) -> CallRecorder:
 
 
 def _anonymous_file(name: str) -> int:
-    """Return a new file in memory, which goes when nobody has it open."""
+    """Return a new file in memory, which vanishes when no process has it open."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name)
     # Python was built on an older glibc, as conda's is.
