@@ -226,7 +226,7 @@ class SharedMemoryAllreduce(Algorithm):
         chunk.unpack(self._sums_of(number, chunk), operand)
 
     def _rows_of(self, number: int, chunk: Chunk) -> list[np.ndarray]:
-        """Return the terms of the chunk of each rank of the node."""
+        """Return the chunk's terms from each rank of the node."""
         place = number % len(self._terms[0])
         key = (place, chunk.size, chunk.dtype)
         rows = self._rows.get(key)

@@ -137,7 +137,7 @@ class SynchronizedIterator(IteratorProxy):
 
 
 def _terms(iterator: Any) -> dict[str, Any]:
-    """Check the iterator; return what must be the same on all ranks, for their orders to be."""
+    """Check the iterator; return the facts that must be equal on all ranks for equal orders."""
     refuse_proxy(iterator)
     if not isinstance(iterator, Iterator) or not hasattr(iterator, "order_sampler"):
         raise TypeError(

@@ -262,7 +262,7 @@ class CollectiveUpdate:
         communicator = self._communicator
         exchange = self.exchange
         num_calls = self.accumulation.num_calls
-        if call == FLUSH:  # it takes any number
+        if call == FLUSH:  # a flush works after any number of updates
             num_calls = min(num_calls, 1)
         with raise_together(communicator.handshake, OPERATION, meet=False):
             params = self._params
