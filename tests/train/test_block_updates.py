@@ -110,10 +110,22 @@ def replace_the_method(model):
     rule.update_core_cpu = type(rule).update_core_cpu.__get__(rule)
 
 
+def share_the_rule(model):
+    with model.init_scope():
+        model.v = chainer.Parameter(np.ones(SHAPE, "f"))
+    model.v.update_rule = model.w.update_rule
+
+
 @pytest.mark.parametrize(
-    "change", [change_a_hyperparameter, change_the_order, replace_the_method]
+    ("change", "blocks"),
+    [
+        (change_a_hyperparameter, set()),
+        (change_the_order, set()),
+        (replace_the_method, set()),
+        (share_the_rule, {100, 50}),
+    ],
 )
-def test_other_rules_and_arrays_step_as_ever(naive, sizes, change):
+def test_other_rules_and_arrays_step_as_ever(naive, sizes, change, blocks):
     def trained(optimizer):
         model = Model("f")
         optimizer.setup(model)
@@ -124,7 +136,7 @@ def test_other_rules_and_arrays_step_as_ever(naive, sizes, change):
     assert trained(create_multi_node_optimizer(actual, naive)) == trained(
         optimizers.MomentumSGD(0.01)
     )
-    assert sizes == {250}
+    assert sizes == {250} | blocks
 
 
 def test_a_rule_keeps_no_method_of_ours(naive, sizes):

@@ -39,8 +39,8 @@ def step_in_blocks(optimizer: Any, params: Iterable[Any]) -> None:
     try:
         optimizer.update(None)
     finally:
-        for rule in rules:
-            del rule.update_core_cpu
+        for rule in rules:  # a rule of two parameters comes twice
+            vars(rule).pop("update_core_cpu", None)
 
 
 def _is_suitable(param: Any) -> bool:
