@@ -345,17 +345,29 @@ def test_ranks_have_one_threshold(naive):
         optimizer.update(model, batch(0, 0).astype("f4"))
 
 
-def test_a_shared_scale_waits_for_parameters_that_get_values(naive):
-    """The first update of the ranks that hold these makes no step."""
-    same_part = naive.split(naive.rank % 2, naive.rank)
-    model = L.Linear([None, 2][naive.rank % 2], 2)
-    optimizer = create_multi_node_optimizer(SGD(), same_part)
+@pytest.mark.parametrize("add_hooks", [clip, scale])
+@pytest.mark.parametrize("is_multi_node", [False, True])
+def test_a_hook_waits_for_parameters_that_get_values(naive, add_hooks, is_multi_node):
+    """The first update makes no step; where a part has Chainer's optimizer, it raises."""
+    part = naive.rank % 2
+    same_part = naive.split(part, naive.rank)
+    model = L.Linear([None, 2][part], 2)
+    optimizer = SGD()
+    if is_multi_node or not part:
+        optimizer = create_multi_node_optimizer(optimizer, same_part)
     optimizer.setup(model)
-    scale(optimizer, naive)
-    for _ in range(3):
+    add_hooks(optimizer, naive)
 
-        def loss():
-            return F.sum(model(np.ones((1, 2), "f4")))
+    def loss():
+        return F.sum(model(np.ones((1, 2), "f4")))
 
+    expected = nullcontext()
+    if not is_multi_node:
+        expected = pytest.raises(
+            (RankMismatchError, PeerError), match="use create_multi_node_optimizer"
+        )
+    with expected:
+        optimizer.update(loss)
+    for _ in range(2):
         optimizer.update(loss)
     assert naive.allgather_obj(optimizer.t) == [2] * naive.size

@@ -7,13 +7,17 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
-from chainermn_comm import CommunicatorBase
+from chainermn_comm import CommunicatorBase, RankMismatchError
 from chainermn_comm.errors import raise_together
 
 from .functions import check_communicator
 
 _NAME = "share_loss_scale"
 _SCALING = ("_loss_scale", "_loss_scaling_multiplier", "_loss_scaling_isnan_ever")
+_CANT_SKIP = (
+    "Chainer's optimizer would step here in an update in which other ranks of the model don't: "
+    "use create_multi_node_optimizer on all ranks (its communicator may have one rank)"
+)
 
 
 def share_loss_scale(optimizer: Any, communicator: CommunicatorBase) -> None:
@@ -79,7 +83,8 @@ class _ShareOverflow:
         communicator: the ranks that share a scale.
         _error: the error that ``_meet`` raises if other ranks don't step. A multi-node
             optimizer sets it at the beginning of an update. If it is still set at the end,
-            the optimizer calls ``_meet``.
+            the optimizer calls ``_meet``. With Chainer's optimizer it is None, and ranks
+            that differ raise RankMismatchError or PeerError.
     """
 
     communicator: CommunicatorBase
@@ -100,6 +105,9 @@ class _ShareOverflow:
         if max(rows)[0]:  # the byte of some rank is 1
             optimizer._loss_scaling_isnan = optimizer._loss_scaling_isnan_ever = True
         if len({row[1:] for row in rows}) > 1:
+            with raise_together(self.communicator.handshake, _NAME):
+                if error is None:
+                    raise RankMismatchError(_CANT_SKIP)
             raise error
 
 

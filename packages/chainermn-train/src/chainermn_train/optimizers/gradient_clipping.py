@@ -7,9 +7,9 @@ from typing import Any
 
 from chainer.optimizer_hooks import GradientClipping, GradientLARS
 
-from chainermn_comm import CommunicatorBase, global_norm
+from chainermn_comm import CommunicatorBase, RankMismatchError, global_norm
 
-from ..collective_errors import require_communicator
+from ..collective_errors import raise_together, require_communicator
 from .gradient_set import multiply_gradients
 
 # The outcome of an update that shares rank 0's state; others are a step, or no step.
@@ -18,6 +18,11 @@ START_AGAIN = "rank 0's state for all"
 _STEPS = (
     "the number of steps (t) of the ranks that hold a model together (load the same "
     "checkpoint on all of them, and let an error of one rank end the job)"
+)
+
+_CANT_SKIP = (
+    "Chainer's optimizer would step here in an update in which other ranks of the model don't: "
+    "use create_multi_node_optimizer on all ranks (its communicator may have one rank)"
 )
 
 
@@ -83,7 +88,9 @@ class MultiNodeGradientClipping:
         Raises:
             RankMismatchError: on all ranks, if they have made different numbers of
                 steps, or have different thresholds.
-            StartAgainError: on all ranks, if they differ in what becomes of it.
+            StartAgainError: on all ranks, if they differ in what becomes of it. If some
+                ranks have Chainer's optimizer, these raise RankMismatchError instead, and
+                the others PeerError.
         """
         error = self._error
         self._error = None
@@ -93,6 +100,9 @@ class MultiNodeGradientClipping:
             payload=outcome.encode(),
         )
         if len(set(rows)) > 1:
+            with raise_together(self.comm.handshake, self.name):
+                if error is None:
+                    raise RankMismatchError(_CANT_SKIP)
             raise error
 
 
