@@ -1,4 +1,4 @@
-"""Clipping by the norm of a model in parts is that of one process; no part steps alone."""
+"""Clipping of models in parts: no part steps alone, and hooks that see one part are refused."""
 
 from __future__ import annotations
 
@@ -9,89 +9,28 @@ import chainer.functions as F
 import chainer.links as L
 import numpy as np
 import pytest
-from chainer import Chain
 from chainer.optimizer_hooks import GradientClipping, GradientLARS
-from chainer.optimizers import SGD, MomentumSGD
+from chainer.optimizers import SGD
 from chainer.serializers import load_npz, save_npz
-from numpy.random import default_rng
 from numpy.testing import assert_allclose
 
 from chainermn_comm import PeerError, RankMismatchError, Sharding
 from chainermn_modelparallel import (
-    ColumnParallelLinear,
     MultiNodeChainList,
-    RowParallelLinear,
     share_loss_scale,
 )
 from chainermn_train import MultiNodeGradientClipping, create_multi_node_optimizer
 from tests.support.plugins.pairwise import pairwise
+from tests.support.training.over_ranks import (
+    batch,
+    in_pairs,
+    parallel_layers,
+    two_layers,
+)
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 4)]
 
-WIDTH = 6
 THRESHOLD = 0.01  # less than the norm of each update
-UPDATES = 20
-
-
-class Net(Chain):
-    def __init__(self, hidden, output):
-        super().__init__()
-        with self.init_scope():
-            self.hidden = hidden
-            self.output = output
-
-    def forward(self, x):
-        return F.mean(self.output(F.tanh(self.hidden(x))) ** 2)
-
-
-def whole():
-    np.random.seed(0)
-    return Net(L.Linear(WIDTH, WIDTH), L.Linear(WIDTH, 2))
-
-
-def in_parts(group):
-    """The same, and each rank of a group has a part of both layers."""
-    np.random.seed(0)
-    return Net(
-        ColumnParallelLinear(WIDTH, WIDTH, group, gather_output=False),
-        RowParallelLinear(WIDTH, 2, group, input_is_parallel=True),
-    )
-
-
-def batch(copy, number):
-    return default_rng((copy, number)).standard_normal((3, WIDTH))
-
-
-@pytest.mark.parametrize("is_multi_node", [False, True])
-def test_parameters_follow_one_process(naive, double_precision, is_multi_node):
-    """Two ranks have a model; on four ranks, two pairs train with examples of their own."""
-    copy = naive.rank // 2
-    group = naive.split(copy, naive.rank)
-    model = in_parts(group)
-    optimizer = MomentumSGD(0.5)
-    copies = [copy]
-    comm = group
-    if is_multi_node:
-        same_part = naive.split(naive.rank % 2, naive.rank)
-        optimizer = create_multi_node_optimizer(optimizer, same_part)
-        copies = range(naive.size // 2)
-        comm = naive
-    optimizer.setup(model).add_hook(MultiNodeGradientClipping(THRESHOLD, comm))
-    expected = whole()
-    single = MomentumSGD(0.5).setup(expected)
-    single.add_hook(GradientClipping(THRESHOLD))
-    for number in range(UPDATES):
-        optimizer.update(model, batch(copy, number))
-        examples = [batch(each, number) for each in copies]
-        single.update(expected, np.concatenate(examples))
-    rows = np.array_split(np.arange(WIDTH), 2)[group.rank]
-    for part, array in (
-        (model.hidden.W, expected.hidden.W.array[rows]),
-        (model.hidden.b, expected.hidden.b.array[rows]),
-        (model.output.W, expected.output.W.array[:, rows]),
-        (model.output.b, expected.output.b.array),
-    ):
-        assert_allclose(part.array, array, rtol=0, atol=1e-10)
 
 
 def load(optimizer):
@@ -142,10 +81,9 @@ def hooked(naive):
     def make(add_hooks=clip, **options):
         np.random.seed(0)
         model = L.Linear(2, 2)
-        group = naive.split(naive.rank // 2, naive.rank)
-        model.W.shardings = (Sharding("shard", group),)
-        same_part = naive.split(naive.rank % 2, naive.rank)
-        optimizer = create_multi_node_optimizer(SGD(), same_part, **options)
+        pair = in_pairs(naive)
+        model.W.shardings = (Sharding("shard", pair.model),)
+        optimizer = create_multi_node_optimizer(SGD(), pair.mean, **options)
         optimizer.setup(model)
         add_hooks(optimizer, naive)
 
@@ -236,60 +174,54 @@ def test_gradients_of_a_whole_model_are_what_chainer_makes_of_them(naive, value)
 )
 def test_hooks_by_the_norm_of_a_part_are_refused(naive, hook, of_rule, timing):
     """Added on one rank, the hook is an error on all ranks."""
-    group = naive.split(naive.rank // 2, naive.rank)
-    same_part = naive.split(naive.rank % 2, naive.rank)
-    model = in_parts(group)
-    optimizer = create_multi_node_optimizer(SGD(), same_part)
+    pair = in_pairs(naive)
+    model = parallel_layers(pair.model)
+    optimizer = create_multi_node_optimizer(SGD(), pair.mean)
     optimizer.setup(model)
     owner = optimizer
     if of_rule:
-        owner = model.hidden.W.update_rule
-    if same_part.rank == 0:
+        owner = model.first.W.update_rule
+    if pair.mean.rank == 0:
         owner.add_hook(hook, timing=timing)
     error = PeerError
-    if same_part.rank == 0:
+    if pair.mean.rank == 0:
         error = ValueError
     with pytest.raises(error, match=r"chainermn\.MultiNodeGradientClipping"):
-        optimizer.update(model, batch(0, 0).astype("f4"))
-    if same_part.rank == 0:
+        optimizer.update(model, *batch(0, 0))
+    if pair.mean.rank == 0:
         owner.remove_hook(hook.name)
     optimizer.synchronize()  # no rank of the model has made the update
-    optimizer.update(model, batch(0, 0).astype("f4"))
+    optimizer.update(model, *batch(0, 0))
 
 
 def test_hooks_by_norm_stay_on_models_that_ranks_hold_whole(naive):
     """Also where a rank divides a model with itself alone."""
     alone = naive.split(naive.rank, 0)
-    model = in_parts(alone)
+    model = parallel_layers(alone)
     optimizer = create_multi_node_optimizer(SGD(), naive)
     optimizer.setup(model)
     optimizer.add_hook(GradientClipping(1.0))
     optimizer.add_hook(GradientLARS())
-    model.output.b.shardings = (Sharding("replica", naive),)
-
-    def loss():
-        return F.sum(model(np.ones((1, WIDTH), "f4")))
-
-    optimizer.update(loss)
+    model.last.b.shardings = (Sharding("replica", naive),)
+    optimizer.update(model, *batch(0, 0))
     assert optimizer.t == 1
 
 
 def test_parallel_links_tell_of_ranks_that_made_other_steps(naive):
     """Rank 0's state goes to all ranks of one optimizer; those of the other one step."""
-    group = naive.split(naive.rank // 2, naive.rank)
-    same_part = naive.split(naive.rank % 2, naive.rank)
-    model = in_parts(group)
-    optimizer = create_multi_node_optimizer(SGD(), same_part)
+    pair = in_pairs(naive)
+    model = parallel_layers(pair.model)
+    optimizer = create_multi_node_optimizer(SGD(), pair.mean)
     optimizer.setup(model)
-    x = batch(0, 0).astype("f4")
-    optimizer.update(model, x)
+    examples = batch(0, 0)
+    optimizer.update(model, *examples)
     model.cleargrads()
-    model(x).backward()
+    model(*examples).backward()
     if naive.rank % 2 == 0:
         load(optimizer)
     optimizer.update()
     with pytest.raises(RankMismatchError, match="steps of its parameters"):
-        optimizer.update(model, x)
+        optimizer.update(model, *examples)
 
 
 @pytest.mark.parametrize("steps", [1, 3])
@@ -321,11 +253,10 @@ def test_no_update_follows_one_that_failed_for_a_part_of_a_model(naive, hooked, 
 
 
 def test_a_first_update_that_failed_for_a_lazy_part_counts_as_well(naive):
-    pair = naive.split(naive.rank // 2, naive.rank)
-    copies = naive.split(naive.rank % 2, naive.rank)
-    model = MultiNodeChainList(pair)
-    model.add_link(L.Linear(None, 2), rank_out=1 - pair.rank)
-    optimizer = create_multi_node_optimizer(SGD(), copies)
+    pair = in_pairs(naive)
+    model = MultiNodeChainList(pair.model)
+    model.add_link(L.Linear(None, 2), rank_out=1 - pair.model.rank)
+    optimizer = create_multi_node_optimizer(SGD(), pair.mean)
     optimizer.setup(model)
 
     def fail():
@@ -338,11 +269,11 @@ def test_a_first_update_that_failed_for_a_lazy_part_counts_as_well(naive):
 
 
 def test_ranks_have_one_threshold(naive):
-    model = whole()
+    model = two_layers()
     optimizer = SGD().setup(model)
     optimizer.add_hook(MultiNodeGradientClipping(1 + naive.rank, naive))
     with pytest.raises(RankMismatchError, match="threshold"):
-        optimizer.update(model, batch(0, 0).astype("f4"))
+        optimizer.update(model, *batch(0, 0))
 
 
 @pytest.mark.parametrize("add_hooks", [clip, scale])

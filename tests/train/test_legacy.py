@@ -1,4 +1,4 @@
-"""The optimizer class of ChainerMN 1.x: what it has, and subclasses as programs made them."""
+"""The optimizer class of ChainerMN 1.x: what it has, and what it shares with other ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from numpy.random import RandomState
 from chainermn_comm import PeerError
 from tests.support.training.small_models import Model, bad_batch
 from tests.support.training.trainers import (
-    assert_near,
     load_state,
     parameter_bits,
     same_everywhere,
@@ -27,35 +26,6 @@ from tests.support.training.trainers import (
 from tests.support.worlds.third_party import PlainCommunicator
 
 WORLD = pytest.mark.world
-
-
-class WithOwnUpdate(_MultiNodeOptimizer):
-    """It takes the steps itself, as the class of 1.x did."""
-
-    def __init__(self, actual_optimizer, communicator, zero_fill):
-        super(_MultiNodeOptimizer, self).__setattr__("communicator", communicator)
-        super(_MultiNodeOptimizer, self).__setattr__(
-            "actual_optimizer", actual_optimizer
-        )
-        super().__setattr__("zero_fill", zero_fill)
-        super().__setattr__("target_params", [])
-        object.__setattr__(self, "losses", [])
-
-    def update(self, lossfun=None, *args, **kwds):
-        target = self.target
-        if lossfun is not None:
-            loss = lossfun(*args, **kwds)
-            target.cleargrads()
-            loss.backward()
-            self.losses.append(float(loss.array))
-        if self.is_changed(target):
-            self.communicator.bcast_data(target)
-        else:
-            self.communicator.allreduce_grad(target)
-            self.actual_optimizer.update(None)
-
-
-KINDS = [_MultiNodeOptimizer, WithOwnUpdate]
 
 
 def batch(rank, number):
@@ -67,30 +37,6 @@ def communicator(request, world, naive):
     if request.param == "ours":
         return naive
     return PlainCommunicator(world)
-
-
-@WORLD
-@pytest.mark.ranks(2, 3)
-@pytest.mark.parametrize("kind", KINDS)
-def test_it_trains_as_one_process_does(communicator, kind):
-    comm = communicator
-    mine = Model(comm.rank)
-    expected = Model(0)
-    many = kind(Adam(0.1), comm, True)
-    assert many.setup(mine) is many
-    one = Adam(0.1).setup(expected)
-    many.update(mine, batch(comm.rank, 0))  # it gives all rank 0's parameters
-    for number in range(1, 6):
-        many.update(mine, batch(comm.rank, number))
-        batches = [batch(rank, number) for rank in range(comm.size)]
-
-        def mean_loss(xs):
-            return sum(map(expected, xs)) / comm.size
-
-        one.update(mean_loss, batches)
-    assert many.t == one.t
-    assert same_everywhere(comm, mine)
-    assert_near(mine, expected, 1e-5)
 
 
 @WORLD

@@ -16,13 +16,17 @@ def pairwise(**axes: Iterable[Any]) -> Callable[[Any], Any]:
     For parameters that don't interact, or only in pairs; the rest of the product runs
     in the full tier, where each case that is left out here carries the marker `full`.
     """
-    values = [list(axis) for axis in axes.values()]
+    return pytest.mark.parametrize(list(axes), pairs(*axes.values()))
+
+
+def pairs(*axes: Iterable[Any]) -> list[Any]:
+    """The cases of `pairwise`."""
+    values = [list(axis) for axis in axes]
     chosen = {tuple(case) for case in AllPairs(values)}
-    cases = [
+    return [
         pytest.param(*case, marks=[] if case in chosen else pytest.mark.full)
         for case in product(*values)
     ]
-    return pytest.mark.parametrize(list(axes), cases)
 
 
 def in_full(*cases) -> list[Any]:

@@ -68,18 +68,20 @@ class OneProcess:
     def __init__(self, kind: str, optimizer, steps: int = 1):
         """The optimizer was set up; so many updates make a step, as in `accumulate_steps`."""
         self._optimizer = optimizer
-        self._model = optimizer.target
+        self.target = optimizer.target
         self._delay = KINDS[kind].delay
         self._steps = steps
         self._group: list[dict[str, Any]] = []  # gradients by name, of each update
         self._waiting: list[dict[str, Any]] = []  # their means, which no step has used
 
     def update(self, *batch):
-        loss = self._model(*batch)
-        self._model.cleargrads()
-        loss.backward(loss_scale=self._optimizer._loss_scale)
+        """Without a batch along the gradients that there are."""
+        if batch:
+            loss = self.target(*batch)
+            self.target.cleargrads()
+            loss.backward(loss_scale=self._optimizer._loss_scale)
         self._group.append(
-            {name: param.grad for name, param in self._model.namedparams()}
+            {name: param.grad for name, param in self.target.namedparams()}
         )
         if len(self._group) == self._steps:
             self._end_group()
@@ -105,7 +107,7 @@ class OneProcess:
 
     def _step(self):
         means = self._waiting.pop(0)
-        for name, param in self._model.namedparams():
+        for name, param in self.target.namedparams():
             if means[name] is None:
                 param.grad = None
             else:
