@@ -60,6 +60,10 @@ KINDS = {
 }
 
 
+def fail(*_):
+    raise OSError("no batch")
+
+
 def clip(optimizer, comm):
     optimizer.add_hook(MultiNodeGradientClipping(THRESHOLD, comm))
 
@@ -125,9 +129,6 @@ def test_no_rank_of_a_model_steps_where_some_do_not(
 def test_an_error_waits_for_no_rank_of_a_clipping_hook(naive, hooked):
     optimizer, loss = hooked()
     optimizer.update(loss)
-
-    def fail():
-        raise OSError("no batch")
 
     if naive.rank % 2 == 0:
         with pytest.raises(OSError, match="no batch"):
@@ -231,9 +232,6 @@ def test_no_update_follows_one_that_failed_for_a_part_of_a_model(naive, hooked, 
     for _ in range(steps + steps // 2):
         optimizer.update(loss)
 
-    def fail():
-        raise OSError("no batch")
-
     if naive.rank == 0:
         with pytest.raises(OSError, match="no batch"):
             optimizer.update(fail)
@@ -252,15 +250,23 @@ def test_no_update_follows_one_that_failed_for_a_part_of_a_model(naive, hooked, 
     optimizer.update(loss)
 
 
+def test_no_loss_follows_a_flush_that_failed_for_a_part_of_a_model(hooked):
+    optimizer, loss = hooked(lambda *_: None, accumulate_steps=2)
+    for _ in range(3):
+        optimizer.update(loss)
+    optimizer.add_hook(fail, "fail")
+    with pytest.raises(OSError, match="no batch"):
+        optimizer.flush()
+    with pytest.raises(RuntimeError, match="load a checkpoint"):
+        optimizer.update(fail)
+
+
 def test_a_first_update_that_failed_for_a_lazy_part_counts_as_well(naive):
     pair = in_pairs(naive)
     model = MultiNodeChainList(pair.model)
     model.add_link(L.Linear(None, 2), rank_out=1 - pair.model.rank)
     optimizer = create_multi_node_optimizer(SGD(), pair.mean)
     optimizer.setup(model)
-
-    def fail():
-        raise OSError("no batch")
 
     with pytest.raises(OSError, match="no batch"):
         optimizer.update(fail)

@@ -181,11 +181,8 @@ class MultiNodeOptimizer(AttributeProxy):
         compute_loss = None
         if lossfun is not None:
             compute_loss = partial(lossfun, *args, **kwds)
-        try:
+        with self._updates.state.recording_failures(self.target):
             self._updates.update(compute_loss)
-        except BaseException:
-            self._updates.state.record_failure(self.target)
-            raise
         count_update(_num_examples(*args, *kwds.values()))
 
     def flush(self) -> None:
@@ -204,7 +201,8 @@ class MultiNodeOptimizer(AttributeProxy):
                 :meth:`update`; or as :meth:`update` raises it.
             BaseException: the error of the exchange in flight.
         """
-        self._updates.flush()
+        with self._updates.state.recording_failures(self.target):
+            self._updates.flush()
 
     def synchronize(self) -> None:
         """Give rank 0's state to all ranks (collective); the first update does so by itself.
