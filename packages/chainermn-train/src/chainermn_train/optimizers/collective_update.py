@@ -17,7 +17,12 @@ from ..slots import scaling_checksum
 from .accumulation import Accumulation
 from .agreement import OPERATION, Action, Row, exchange_rows, settle
 from .block_updates import step_in_blocks
-from .gradient_clipping import StartAgainError, refuse_hooks_by_norm, starts_again
+from .gradient_clipping import (
+    StartAgainError,
+    refuse_hooks_by_norm,
+    starts_again,
+    tell_waiting_ranks,
+)
 from .gradient_exchange import GradientExchange
 from .gradient_set import drop_unused, present_gradient, rescale
 from .join_block import current_block
@@ -318,9 +323,10 @@ class CollectiveUpdate:
                 step_in_blocks(self._optimizer, self._params.params)
         except StartAgainError:  # raised before the step
             raise
-        except BaseException:
+        except BaseException as error:
             # Such as a hook's error; this rank may not have stepped as the others did.
             self.state.has_failed = True
+            tell_waiting_ranks(self._optimizer, error)
             raise
 
     def _add(self, num_updates: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from chainer.optimizer_hooks import GradientClipping, GradientLARS
 
 from chainermn_comm import CommunicatorBase, RankMismatchError, global_norm
+from chainermn_comm.errors import share_failure
 
 from ..collective_errors import raise_together, require_communicator
 from .gradient_set import multiply_gradients
@@ -42,8 +43,9 @@ class MultiNodeGradientClipping:
     It works with a Chainer optimizer and with a multi-node optimizer. The hook is
     collective, so all ranks of ``comm`` must step in the same updates. With multi-node
     optimizers, no rank steps in an update in which some ranks can't, such as when rank
-    0's state is given to all. An update that raises on one rank should end the job,
-    because ranks that hold other parts of the model wait in the hook for that rank.
+    0's state is given to all. If another hook fails on one rank, all ranks raise. Any
+    other error of one rank should end the job, because ranks that hold other parts of
+    the model wait in the hook for that rank.
 
     Args:
         threshold: the largest norm that gradients keep, the same on all ranks. With a
@@ -135,6 +137,17 @@ def starts_again(optimizer: Any, update: Callable[[], None]) -> bool:
             except StartAgainError:
                 outcome = START_AGAIN
     return outcome == START_AGAIN
+
+
+def tell_waiting_ranks(optimizer: Any, error: BaseException) -> None:
+    """Raise PeerError on the ranks that wait in a clipping hook for this rank's step (collective).
+
+    The hook of ``share_loss_scale`` needs no such call: no hook is called before it.
+    """
+    for hook in _hooks_of(optimizer):
+        if isinstance(hook, MultiNodeGradientClipping) and hook._error:
+            hook._error = None
+            share_failure(hook.comm.handshake, hook.name, error)
 
 
 def refuse_hooks_by_norm(optimizer: Any, parts: list[tuple[str, Any]]) -> None:
