@@ -137,20 +137,20 @@ def test_an_error_waits_for_no_rank_of_a_clipping_hook(naive, hooked):
 
 def test_a_failed_hook_before_a_clipping_hook_raises_on_all_ranks(naive):
     """The next update gives rank 0's state to all, and all go on."""
-    model = whole()
+    model = two_layers()
     optimizer = create_multi_node_optimizer(SGD(), naive).setup(model)
     error = PeerError
     if naive.rank == 1:
         error = OSError
         optimizer.add_hook(fail, "fail")
     clip(optimizer, naive)
-    x = batch(0, 0).astype("f4")
+    examples = batch(0, 0)
     with pytest.raises(error, match="no batch"):
-        optimizer.update(model, x)
+        optimizer.update(model, *examples)
     if naive.rank == 1:
         optimizer.remove_hook("fail")
     for _ in range(2):
-        optimizer.update(model, x)
+        optimizer.update(model, *examples)
     assert naive.allgather_obj(optimizer.t) == [1] * naive.size
 
 
