@@ -29,7 +29,7 @@ class Part(NamedTuple):
     """Some elements of one of a parameter's arrays."""
 
     param: Any
-    elements: Any  # 1-D, as they lie in memory, on any device
+    elements: Any  # 1-D, in C order, on any device
 
 
 class DriftDetector:
@@ -98,9 +98,16 @@ def parts_of(params: Sequence[Any]) -> Iterator[Part]:
         array = get()
         while array is not None and start < array.size:
             stop = start + max(1, nbytes // array.itemsize)
-            yield Part(param, array.ravel("K")[start:stop])
+            yield Part(param, _elements_of(array)[start:stop])
             start = stop
             array = get()
+
+
+def _elements_of(array: Any) -> Any:
+    """Return an array's elements in C order, which doesn't depend on their order in memory."""
+    if array.flags.c_contiguous or devices.on_gpu(array):
+        return array.ravel()
+    return array.flat  # without a copy of all elements
 
 
 def _getters_of(params: Sequence[Any]) -> Iterator[tuple[Any, Callable[[], Any]]]:
