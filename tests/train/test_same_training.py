@@ -219,7 +219,7 @@ class Run:
 def settings(model):
     rules = {name: it.update_rule for name, it in sorted(model.namedparams())}
     return {
-        name: (rule.t, rule.enabled, rule.hyperparam.get_dict())
+        name: (rule.t, rule.enabled, str(rule.hyperparam.get_dict()))
         for name, rule in rules.items()
     }
 
@@ -301,6 +301,12 @@ def set_a_numpy_number(run):
     run.optimizer.lr = np.float64(0.3)  # whose product with float32 is float64
 
 
+@at(3)
+def give_each_element_its_own(run):
+    bias = run.model.first.b
+    bias.update_rule.hyperparam.lr = np.linspace(0.1, 0.2, bias.size, dtype="f")
+
+
 CHANGERS = {
     "WarmupShift": by_extension("WarmupShift", "lr", 0.01, 3, 0.1),
     "WarmupShift from what is set": by_extension("WarmupShift", "lr", None, 6, 0.5),
@@ -313,6 +319,7 @@ CHANGERS = {
     "freeze": freeze,
     "thaw": thaw,
     "a NumPy number": set_a_numpy_number,
+    "give each element its own": give_each_element_its_own,
     # It is initialised late, too.
     "a late extension": by_extension(
         *("WarmupShift", "lr", 0.01, 3, 0.1), priority=-150

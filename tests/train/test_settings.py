@@ -64,6 +64,11 @@ def change_rate_of_a_rule(optimizer):
     optimizer.target.main.W.update_rule.hyperparam.lr = 0.25
 
 
+def change_rates_of_elements(optimizer):
+    weights = optimizer.target.main.W
+    weights.update_rule.hyperparam.lr = np.full(weights.shape, 0.25, "f")
+
+
 def freeze(optimizer):
     optimizer.target.main.W.update_rule.enabled = False
 
@@ -71,6 +76,7 @@ def freeze(optimizer):
 LATER = [
     (change_rate, "lr of hyperparameters: (2 on .*; 0.5 on|0.5 on .*; 2 on)"),
     (change_rate_of_a_rule, "lr of hyperparameters of parameter /main/W"),
+    (change_rates_of_elements, "lr of hyperparameters of parameter /main/W"),
     (freeze, "enabled of update rule of parameter /main/W"),
 ]
 
@@ -107,7 +113,8 @@ def test_it_is_repaired_once_where_that_was_asked_for(naive, change, text):
     assert naive.allgather_obj(len(told)) == [1] + [0] * (naive.size - 1)
     assert not told or re.search(text, str(told[0].message))
     rules = [param.update_rule for param in optimizer.target.params()]
-    settings = naive.allgather_obj([(it.hyperparam.lr, it.enabled) for it in rules])
+    own = [(np.ravel(it.hyperparam.lr).tolist(), it.enabled) for it in rules]
+    settings = naive.allgather_obj(own)
     assert settings.count(settings[0]) == naive.size
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import chainer
 import numpy as np
 
+from .host_arrays import to_host
 from .slots import (
     ARRAYS,
     LOSS_SCALING,
@@ -147,13 +148,15 @@ def saved_value(serializer: Any, key: str) -> Any:
 
 
 def _encoded(value: Any) -> Any:
-    """Return a number for JSON; a number of NumPy's with its dtype."""
-    return [float(value), str(value.dtype)] if hasattr(value, "dtype") else value
+    """Return a number or an array for JSON; those of NumPy with their dtype."""
+    if not hasattr(value, "dtype"):
+        return value
+    return [np.asarray(to_host(value), float).tolist(), str(value.dtype)]
 
 
 def _decoded(value: Any) -> Any:
-    """Return the number that :func:`_encoded` was given."""
+    """Return the number or array that :func:`_encoded` was given."""
     if not isinstance(value, list):
         return value
-    number, dtype = value
-    return np.dtype(dtype).type(number)
+    numbers, dtype = value
+    return np.array(numbers, dtype)[()]

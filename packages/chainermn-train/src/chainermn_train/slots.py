@@ -300,6 +300,7 @@ def _fact(with_checksum: bool, value: Any) -> Any:
 
 
 def _shown(fact: Any) -> str:
+    fact = _fact(True, fact)
     if isinstance(fact, ArrayForm):
         return f"{fact.dtype} {fact.shape}, checksum {fact.checksum}"
     if _is_number(fact):
@@ -311,11 +312,11 @@ def _shown(fact: Any) -> str:
 
 
 def numbers_of(holder: Any) -> dict[str, Any]:
-    """Return the public attributes of an object that are numbers, Python's or NumPy's."""
+    """Return the public attributes of an object that are numbers, or arrays of numbers."""
     return {
         name: value[()] if hasattr(value, "dtype") else value
         for name, value in getattr(holder, "__dict__", {}).items()
-        if not name.startswith("_") and _is_number(value)
+        if not name.startswith("_") and (_is_number(value) or is_array(value))
     }
 
 
