@@ -304,7 +304,7 @@ def test_ranks_have_one_threshold(naive):
 @pytest.mark.parametrize("add_hooks", [clip, scale])
 @pytest.mark.parametrize("is_multi_node", [False, True])
 def test_a_hook_waits_for_parameters_that_get_values(naive, add_hooks, is_multi_node):
-    """The first update makes no step; where a part has Chainer's optimizer, it raises."""
+    """The first update makes no step; a part that has Chainer's optimizer raises there."""
     part = naive.rank % 2
     same_part = naive.split(part, naive.rank)
     model = L.Linear([None, 2][part], 2)
@@ -318,9 +318,9 @@ def test_a_hook_waits_for_parameters_that_get_values(naive, add_hooks, is_multi_
         return F.sum(model(np.ones((1, 2), "f4")))
 
     expected = nullcontext()
-    if not is_multi_node:
+    if part and not is_multi_node:
         expected = pytest.raises(
-            (RankMismatchError, PeerError), match="use create_multi_node_optimizer"
+            RankMismatchError, match="use create_multi_node_optimizer"
         )
     with expected:
         optimizer.update(loss)

@@ -83,8 +83,8 @@ class _ShareOverflow:
         communicator: the ranks that share a scale.
         _error: the error that ``_meet`` raises if other ranks don't step. A multi-node
             optimizer sets it at the beginning of an update. If it is still set at the end,
-            the optimizer calls ``_meet``. With Chainer's optimizer it is None, and ranks
-            that differ raise RankMismatchError or PeerError.
+            the optimizer calls ``_meet``. With Chainer's optimizer it is None, and
+            ``_meet`` raises RankMismatchError.
     """
 
     communicator: CommunicatorBase
@@ -105,10 +105,7 @@ class _ShareOverflow:
         if max(rows)[0]:  # the byte of some rank is 1
             optimizer._loss_scaling_isnan = optimizer._loss_scaling_isnan_ever = True
         if len({row[1:] for row in rows}) > 1:
-            with raise_together(self.communicator.handshake, _NAME):
-                if error is None:
-                    raise RankMismatchError(_CANT_SKIP)
-            raise error
+            raise error or RankMismatchError(_CANT_SKIP)
 
 
 def refuse_unshared_scale(rank: int) -> None:

@@ -10,7 +10,7 @@ from chainer.optimizer_hooks import GradientClipping, GradientLARS
 from chainermn_comm import CommunicatorBase, RankMismatchError, global_norm
 from chainermn_comm.errors import share_failure
 
-from ..collective_errors import raise_together, require_communicator
+from ..collective_errors import require_communicator
 from .gradient_set import multiply_gradients
 
 # The outcome of an update that shares rank 0's state; others are a step, or no step.
@@ -90,9 +90,8 @@ class MultiNodeGradientClipping:
         Raises:
             RankMismatchError: on all ranks, if they have made different numbers of
                 steps, or have different thresholds.
-            StartAgainError: on all ranks, if they differ in what becomes of it. If some
-                ranks have Chainer's optimizer, these raise RankMismatchError instead, and
-                the others PeerError.
+            StartAgainError: on all ranks, if they differ in what becomes of it; ranks
+                with Chainer's optimizer raise RankMismatchError instead.
         """
         error = self._error
         self._error = None
@@ -102,10 +101,7 @@ class MultiNodeGradientClipping:
             payload=outcome.encode(),
         )
         if len(set(rows)) > 1:
-            with raise_together(self.comm.handshake, self.name):
-                if error is None:
-                    raise RankMismatchError(_CANT_SKIP)
-            raise error
+            raise error or RankMismatchError(_CANT_SKIP)
 
 
 def starts_again(optimizer: Any, update: Callable[[], None]) -> bool:
@@ -146,7 +142,6 @@ def tell_waiting_ranks(optimizer: Any, error: BaseException) -> None:
     """
     for hook in _hooks_of(optimizer):
         if isinstance(hook, MultiNodeGradientClipping) and hook._error:
-            hook._error = None
             share_failure(hook.comm.handshake, hook.name, error)
 
 
