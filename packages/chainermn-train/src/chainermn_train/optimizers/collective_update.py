@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from typing import Any
@@ -111,7 +112,7 @@ class CollectiveUpdate:
         """
         while self.accumulation.is_between:
             self.accumulation.num_calls += 1
-        with raise_together(self._communicator.handshake, OPERATION, meet=False):
+        with self._raising_together():
             for param in self._params.params:
                 if present_gradient(param) is None:
                     param.cleargrad()
@@ -129,6 +130,21 @@ class CollectiveUpdate:
         """Do what :meth:`MultiNodeOptimizer.synchronize` does (collective)."""
         self._communicator.handshake("synchronize", self.signature)
         self._share()
+
+    @contextmanager
+    def recording_failures(self) -> Iterator[None]:
+        """Record whether an update raises an error in the block, perhaps after its loss began.
+
+        The ranks of the optimizer know of it, and may go on. Ranks that hold other
+        parts of the model don't.
+        """
+        try:
+            yield
+        except BaseException:
+            if self._params.parts:
+                self.state.has_failed = True
+                self.state.params = None  # ranks agree before the next loss
+            raise
 
     def forget(self) -> None:
         """Drop all gradients and all facts about other ranks, because this rank's state is new."""
@@ -207,8 +223,7 @@ class CollectiveUpdate:
         """
         exchange = self.exchange
         params = self._params
-        handshake = self._communicator.handshake
-        with raise_together(handshake, OPERATION, meet=False):
+        with self._raising_together():
             loss = self._loss(compute_loss)
             scale = self._scale
             # If the state is about to be shared, parameters may have no values yet.
@@ -216,7 +231,7 @@ class CollectiveUpdate:
                 exchange.backward(params, loss, scale)
                 return action
         action, _ = self._agree(UPDATE, can_send=True)
-        with raise_together(handshake, OPERATION, meet=False):
+        with self._raising_together():
             sends = action is Action.GO_ON
             exchange.backward(params, loss, scale, sends)
         return action
@@ -241,7 +256,7 @@ class CollectiveUpdate:
             drop_unused(params)
         reducer = None
         if is_step and not self.state.needs_sharing():
-            with raise_together(self._communicator.handshake, OPERATION, meet=False):
+            with self._raising_together():
                 if accumulation.steps > 1:
                     accumulation.assign_mean(params, scale, call == UPDATE)
                 else:
@@ -264,12 +279,11 @@ class CollectiveUpdate:
         looks at the next part of the state in the next call.
         """
         optimizer = self._optimizer
-        communicator = self._communicator
         exchange = self.exchange
         num_calls = self.accumulation.num_calls
         if call == FLUSH:  # a flush works after any number of updates
             num_calls = min(num_calls, 1)
-        with raise_together(communicator.handshake, OPERATION, meet=False):
+        with self._raising_together():
             params = self._params
             if params.parts and self.state.has_failed:
                 raise RuntimeError(OUT_OF_STEP)
@@ -288,7 +302,7 @@ class CollectiveUpdate:
                 checksum=self.state.checksum(optimizer),
             )
         if reducer is None:
-            reducer = communicator.make_reducer(self._zero_fill, OPERATION)
+            reducer = self._communicator.make_reducer(self._zero_fill, OPERATION)
         signature = (*self.signature, ("call", call), *self.state.settings(optimizer))
         rows = exchange_rows(reducer, signature, row)
         self.state.has_equal_settings = True
@@ -346,6 +360,10 @@ class CollectiveUpdate:
         """Drop gradients that are added up or in flight."""
         self.accumulation.clear()
         self.exchange.drop()
+
+    def _raising_together(self) -> raise_together:
+        """Return a block in which all ranks raise if one does; else an agreement is to follow."""
+        return raise_together(self._communicator.handshake, OPERATION, meet=False)
 
     @property
     def _params(self) -> ParameterSet:
