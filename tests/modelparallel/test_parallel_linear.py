@@ -10,7 +10,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 from chainer import Chain, ChainList, Parameter, Variable, using_config
-from chainer.optimizers import SGD
+from chainer.optimizers import SGD, MomentumSGD
 from chainer.serializers import load_npz, save_npz
 from chainer.utils.type_check import InvalidType
 from chainermn.optimizers import _MultiNodeOptimizer
@@ -244,6 +244,19 @@ def test_replicas_that_part_raise_at_the_next_step_on_all_ranks(
         update_twice(optimizer, x)
     assert "MultiNodeGradientClipping" in str(caught.value)
     assert ColumnParallelLinear(6, 8, comm, initialW=1)(x).shape == (3, 8)
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("kind", [SGD, MomentumSGD])
+def test_ranks_have_one_optimizer_and_its_hyperparameters(comm, kind):
+    link = ColumnParallelLinear(6, 6, comm, initialW=1)
+    optimizer = SGD(0.1)
+    if comm.rank == 1:
+        optimizer = kind(0.2)
+    optimizer.setup(link)
+    text = rf"SGDRule .*lr=0\.1\) on .*; {kind.__name__}Rule .*lr=0\.2.* on rank 1"
+    with pytest.raises(RankMismatchError, match=text):
+        link(np.ones((3, 6), "f"))
 
 
 @pytest.mark.sizes(2, 3, 4)

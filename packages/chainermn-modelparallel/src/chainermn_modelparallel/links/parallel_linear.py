@@ -34,6 +34,8 @@ _STEPS = (
     "chainermn.share_loss_scale)"
 )
 
+_RULE = "the update rule of its matrix (give all ranks one optimizer and its hyperparameters)"
+
 
 class _ShardInitializer(chainer.Initializer):
     """Draws the whole array that one process would draw, and keeps this rank's shard."""
@@ -135,10 +137,12 @@ class _ParallelLinear(ShardedLink, L.Linear):
             self._is_drawn and getattr(param.initializer, "checksum", 0)
             for param in self.params()
         ]
+        rule = self.W.update_rule
         signature = (
             *array_specs((x,)),
             (_DRAWN, *checksums),
-            (_STEPS, getattr(self.W.update_rule, "t", 0)),
+            (_STEPS, getattr(rule, "t", 0)),
+            (_RULE, type(rule).__name__, str(getattr(rule, "hyperparam", ""))),
         )
         replicas = [
             param for param in self.params() if self._sharding(param).kind == "replica"
@@ -208,8 +212,9 @@ class ColumnParallelLinear(_ParallelLinear):
             ValueError: ``x`` is a parameter that is not initialised.
             PeerError: another rank raised one of these.
             RankMismatchError: ranks have different shapes, dtypes or values of ``x``,
-                have drawn different matrices, have made different numbers of steps, or
-                call different links or functions; raised on all ranks.
+                have drawn different matrices, have made different numbers of steps, have
+                different optimizers or hyperparameters, or call different links or
+                functions; raised on all ranks.
             chainer.utils.type_check.InvalidType: the shape of ``x`` doesn't fit.
         """
         (whole,) = self._apply("copy_to_region", lambda: self._inputs(self._matrix(x)))
