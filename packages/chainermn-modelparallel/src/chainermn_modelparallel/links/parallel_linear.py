@@ -67,7 +67,7 @@ class _ParallelLinear(ShardedLink, L.Linear):
     """
 
     _axis: int
-    _is_drawn = True  # whether no parameters have been loaded
+    _is_drawn = True  # whether no parameters have been loaded or copied
     W: Any
     b: Any
 
@@ -118,6 +118,16 @@ class _ParallelLinear(ShardedLink, L.Linear):
         super().serialize(serializer)
         if isinstance(serializer, chainer.Deserializer):
             self._is_drawn = False
+
+    def copyparams(self, link: Any, copy_persistent: bool = True) -> None:
+        """Copy the parameters of ``link``, as any link does (not collective).
+
+        ``copy_persistent`` says whether to copy persistent values, too. The method raises
+        the errors of any link. Afterwards ranks no longer compare the arrays that they
+        drew.
+        """
+        super().copyparams(link, copy_persistent)
+        self._is_drawn = False
 
     def _apply(
         self, op: str, make_inputs: Callable[[], Inputs], part: str = ""
