@@ -53,7 +53,7 @@ def get_communication_backend(comm: Any, communication_backend: str = "auto") ->
 
 @dataclass(eq=False, repr=False)
 class SyncBatchNormFunction(OrderedFunctionNode):
-    """Normalizes this rank's part of the batch (collective, with one exchange).
+    """Normalizes this rank's part of the batch (collective).
 
     Backward is collective, too, if the x of some rank needs a gradient. Parts of the
     batch may be of different sizes, or empty. The axes that are averaged over are in

@@ -36,9 +36,10 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
 
     While ``chainer.config.train`` is true, calling the link is collective. Backward is
     collective, too, if any rank's input needs a gradient: it must run on every rank,
-    even with an empty batch. Each takes one exchange. An input gets the gradient of the
-    sum of all ranks' losses. ``gamma`` and ``beta`` get this rank's share of their
-    gradients, which :func:`create_multi_node_optimizer` averages like all gradients.
+    even with an empty batch. Each takes one exchange, or two if there are more than a few
+    channels. An input gets the gradient of the sum of all ranks' losses. ``gamma`` and
+    ``beta`` get this rank's share of their gradients, which
+    :func:`create_multi_node_optimizer` averages like all gradients.
     While ``chainer.config.train`` is false, the link uses its running statistics and
     doesn't communicate.
 
