@@ -88,6 +88,19 @@ def test_for_whom_ranks_wait_is_said(them, silent, words):
         assert each in text
 
 
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [
+        (receiving(1, 2), "is gone, last seen in recv (from rank 2, "),
+        (outside(1), "is gone, last seen in no call, after bcast"),
+    ],
+)
+def test_a_rank_that_is_gone_was_last_seen_in_its_call(second, words):
+    first, other, third = ranks(inside(0), second, outside(2))
+    text = said([first, replace(other, state="gone"), third])
+    assert f"rank 1 (process 101 on here) {words}" in text
+
+
 def test_equal_stacks_are_printed_once_and_suspects_first():
     them = [
         replace(rank, stacks="elsewhere" if rank.world == 2 else "in bcast")
