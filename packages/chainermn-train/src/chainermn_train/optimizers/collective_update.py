@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from typing import Any
@@ -25,7 +24,7 @@ from .gradient_clipping import (
     tell_waiting_ranks,
 )
 from .gradient_exchange import GradientExchange
-from .gradient_set import drop_unused, present_gradient, rescale
+from .gradient_set import drop_unused, rescale, zero_gradients
 from .join_block import current_block
 from .leftovers import warn_of_leftovers
 from .parameter_set import ParameterSet
@@ -106,18 +105,11 @@ class CollectiveUpdate:
         self._update_together(partial(self._compute_and_step, UPDATE, compute_loss, 1))
 
     def update_without_examples(self) -> None:
-        """Take part in the next collective update of other ranks (collective).
-
-        A present gradient becomes zeros; that of a parameter without values is cleared.
-        """
+        """Take part in the next collective update of other ranks (collective)."""
         while self.accumulation.is_between:
             self.accumulation.num_calls += 1
         with self._raising_together():
-            for param in self._params.params:
-                if present_gradient(param) is None:
-                    param.cleargrad()
-                else:
-                    param.grad = param.device.xp.zeros_like(param.array)
+            zero_gradients(self._params)
         self._update_together(partial(self._compute_and_step, UPDATE, None, 0))
 
     def flush(self) -> None:
@@ -130,21 +122,6 @@ class CollectiveUpdate:
         """Do what :meth:`MultiNodeOptimizer.synchronize` does (collective)."""
         self._communicator.handshake("synchronize", self.signature)
         self._share()
-
-    @contextmanager
-    def recording_failures(self) -> Iterator[None]:
-        """Record whether an update raises an error in the block, perhaps after its loss began.
-
-        The ranks of the optimizer know of it, and may go on. Ranks that hold other
-        parts of the model don't.
-        """
-        try:
-            yield
-        except BaseException:
-            if self._params.parts:
-                self.state.has_failed = True
-                self.state.params = None  # ranks agree before the next loss
-            raise
 
     def forget(self) -> None:
         """Drop all gradients and all facts about other ranks, because this rank's state is new."""
@@ -165,7 +142,6 @@ class CollectiveUpdate:
         raised on all ranks after rank 0's state was given to all.
         """
         exchange = self.exchange
-        accumulation = self.accumulation
         rows: list[Row] = []
         try:
             # Else this rank has gradients of the state that it had.
@@ -188,14 +164,14 @@ class CollectiveUpdate:
             self._communicator.handshake(OPERATION)
             self._share()
             raise StartAgainError
-        if call == UPDATE and not accumulation.is_last:
-            accumulation.num_calls += 1
+        if call == UPDATE and not self.accumulation.is_last:
+            self.accumulation.num_calls += 1
             self._add(num_present)
         elif any([row.num_added for row in rows]):
             self._step(partial(self._exchange_gradients, rows))
         else:  # nothing was added up: at a flush, or every update has failed
             exchange.cancel()
-            accumulation.clear()
+            self.accumulation.clear()
 
     def _agree_before_loss(self, call: str, can_share_first: bool) -> Action:
         """Agree now if this rank's state may differ (collective).
@@ -278,7 +254,6 @@ class CollectiveUpdate:
         If ranks can't go on, all raise an error. If they go on, the drift detector
         looks at the next part of the state in the next call.
         """
-        optimizer = self._optimizer
         exchange = self.exchange
         num_calls = self.accumulation.num_calls
         if call == FLUSH:  # a flush works after any number of updates
@@ -287,7 +262,7 @@ class CollectiveUpdate:
             params = self._params
             if params.parts and self.state.has_failed:
                 raise RuntimeError(OUT_OF_STEP)
-            refuse_hooks_by_norm(optimizer, params.parts)
+            refuse_hooks_by_norm(self._optimizer, params.parts)
             exchange.wait()
             row = Row(
                 needs_sharing=self.state.needs_sharing(),
@@ -298,19 +273,20 @@ class CollectiveUpdate:
                 is_warned=is_warned(),
                 num_calls=num_calls,
                 num_added=num_added,
-                scaling=scaling_checksum(optimizer),
-                checksum=self.state.checksum(optimizer),
+                scaling=scaling_checksum(self._optimizer),
+                checksum=self.state.checksum(self._optimizer),
             )
         if reducer is None:
             reducer = self._communicator.make_reducer(self._zero_fill, OPERATION)
-        signature = (*self.signature, ("call", call), *self.state.settings(optimizer))
+        settings = self.state.settings(self._optimizer)
+        signature = (*self.signature, ("call", call), *settings)
         rows = exchange_rows(reducer, signature, row)
         self.state.has_equal_settings = True
         self.agreements += 1
         action = settle(rows)
         if action is Action.COMPARE:
             action = Action.START_AGAIN
-            if not self.state.compare(optimizer, rows):
+            if not self.state.compare(self._optimizer, rows):
                 action = settle(rows, were_compared=True)
         self.is_warned = any([row.is_warned for row in rows])
         if self.is_warned:

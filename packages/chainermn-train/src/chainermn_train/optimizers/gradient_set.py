@@ -142,6 +142,15 @@ def drop_unused(params: ParameterSet) -> None:
             param.cleargrad()
 
 
+def zero_gradients(params: ParameterSet) -> None:
+    """Let present gradients be zeros; clear that of a parameter without values."""
+    for param in params.params:
+        if present_gradient(param) is None:
+            param.cleargrad()
+        else:
+            param.grad = param.device.xp.zeros_like(param.array)
+
+
 def rescale(params: ParameterSet, scale: float | None) -> None:
     """Multiply all present gradients so that they have this loss scale.
 
