@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -138,6 +139,21 @@ def test_a_parameter_without_values_is_no_replica(naive):
         param = Param(w, w)
     model = Model(w=param)
     assert global_norm(naive, model) == pytest.approx(norm_of(w))
+
+
+@pytest.mark.parametrize("call", ["bcast_data", "multi_node_mean_grad"])
+def test_only_ranks_with_the_same_part_may_share_it(naive, call):
+    def model_with(part):
+        group = SimpleNamespace(rank=part, size=naive.size)
+        sharding = Sharding("shard", group)  # type: ignore[arg-type]
+        return Model(w=held(np.full(3, float(naive.rank)), sharding))
+
+    getattr(naive, call)(model_with(1))
+    model = model_with(naive.rank)
+    text = r"comm\.split\): /w shard 0 of \d on rank 0; /w shard 1 of"
+    with pytest.raises(ValueError, match=text):
+        getattr(naive, call)(model)
+    assert model["w"].data.tolist() == [naive.rank] * 3
 
 
 @pytest.mark.sizes(2)

@@ -285,7 +285,7 @@ def test_a_difference_is_noticed_where_the_projection_hardly_shows_it(comm):
     x = np.zeros((12, 12), "f")
     x[11, 11] = 1 + comm.rank  # cos(11) is 0.004
     with pytest.raises(RankMismatchError, match="the same inputs"):
-        ColumnParallelLinear(12, 6, comm)(x)
+        ColumnParallelLinear(12, 6, comm, initialW=1)(x)
 
 
 @pytest.mark.sizes(2, 3, 4)
@@ -366,11 +366,20 @@ def test_an_optimizer_over_the_ranks_that_divide_a_model_is_refused(comm):
         legacy = _MultiNodeOptimizer(SGD(), comm)
         optimizer = create_multi_node_optimizer(unwrapped, comm)
         for call in optimizer.update, optimizer.assume_synchronized:
-            with pytest.raises(ValueError, match=r"held in parts.*comm\.split"):
+            with pytest.raises(ValueError, match=r"part.*comm\.split"):
                 call()
         for each in optimizer, legacy:
             with pytest.raises(ValueError, match=r"held in parts.*comm\.split"):
                 each.setup(model)
+
+
+@pytest.mark.sizes(4)
+def test_an_optimizer_over_other_parts_of_other_groups_is_refused(comm):
+    model = Model(comm.split(comm.rank // 2, comm.rank))
+    twisted = comm.split(int(comm.rank in (1, 2)), comm.rank)
+    optimizer = create_multi_node_optimizer(SGD(), twisted).setup(model)
+    with pytest.raises(ValueError, match=r"update.*comm\.split\): /hidden/W shard"):
+        optimizer.update()
 
 
 @pytest.mark.sizes(2, 3, 4)

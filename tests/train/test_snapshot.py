@@ -15,7 +15,7 @@ from chainer.optimizers import Adam
 from chainer.training import StandardUpdater, Trainer, extensions
 from numpy.testing import assert_allclose
 
-from chainermn_comm import PeerError
+from chainermn_comm import PeerError, Sharding
 from chainermn_train import (
     DistributedOrderSampler,
     create_multi_node_optimizer,
@@ -243,6 +243,19 @@ def test_sets_that_differ_between_ranks(naive, folder):
     trainer, _, snapshot = make(naive, folder, sets=sets)
     with pytest.raises(ValueError, match="disagree on replica_sets: "):
         snapshot.initialize(trainer)
+
+
+def test_ranks_that_hold_different_parts_are_no_set(naive, folder):
+    target = L.Linear(2, 1)
+    target.b.shardings = (Sharding("shard", naive),)
+    for sets in ([], range(naive.size)):
+        trainer, _, snapshot = make(naive, folder, sets=sets, target=target)
+        refused = nullcontext()
+        if not sets and naive.size > 1:
+            refused = pytest.raises(ValueError, match=r"parts of /b: .*checkpointer")
+        for call in snapshot.initialize, snapshot:
+            with refused:
+                call(trainer)
 
 
 def test_another_division_of_the_data_is_told_on_all_ranks(naive, folder):

@@ -413,7 +413,7 @@ class MpiCommunicator(CommunicatorBase):
         replaced by a new array. With ``zero_fill``, a gradient that is missing (None) on
         some ranks counts as zeros there; without ``zero_fill`` that is an error. A
         gradient that is missing on all ranks stays None. RankMismatchError names the
-        first parameter that differs.
+        first parameter that differs, or of which ranks hold different parts.
 
         The call's memory doesn't depend on the size of the model. Each rank takes up to
         16 MiB (32 MiB if there are more than 16 ranks). The ranks of a node share a

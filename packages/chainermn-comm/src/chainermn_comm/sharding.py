@@ -31,7 +31,9 @@ class Sharding:
 
     A parameter's attribute ``shardings`` is a tuple of these objects. A parameter
     without the attribute is a replica on all ranks. Several shardings can apply
-    together: a shard of one group may be placed on one rank of another group.
+    together: a shard of one group may be placed on one rank of another group. Ranks that
+    hold different parts must not share a parameter: ``bcast_data`` and means of gradients
+    raise RankMismatchError on all ranks.
     ``copy.deepcopy`` of Chainer's parameters drops attributes, so a link sets this
     attribute whenever it hands out its parameters.
 

@@ -70,7 +70,8 @@ def _choose_roots(group: ProcessGroup, model: Any) -> list[Sent]:
             else:
                 specs.append((array.shape, array.dtype))
                 call.nbytes += array.nbytes
-        call.signature = tuple([("parameter", name) for name, _ in named])
+        names = [("parameter", name) for name, _ in named]
+        call.signature = (*names, *parameters.part_entries(named))
         call.payload = pickle.dumps(specs)
     rows = [pickle.loads(payload) for payload in call.payloads]
     sent = []

@@ -153,7 +153,9 @@ def bucket_of(
             specs.append((name, None, (), False))
         else:
             specs.append((name, like.dtype, like.shape, grad is not None))
-    description = _describe(tuple(specs), on_gpu, zero_fill, settings, rank)
+    description = _describe(
+        tuple(specs), parameters.part_entries(named), on_gpu, zero_fill, settings, rank
+    )
     return Bucket(params, grads, on_gpu, targets, description)
 
 
@@ -194,6 +196,7 @@ def common_entries(zero_fill: bool, settings: Settings) -> list[tuple[Any, ...]]
 @lru_cache(maxsize=64)
 def _describe(
     specs: tuple[Spec, ...],
+    parts: tuple[Any, ...],
     on_gpu: bool,
     zero_fill: bool,
     settings: Settings,
@@ -201,7 +204,7 @@ def _describe(
 ) -> Description:
     """Return the description of gradients; raise TypeError if one can't travel."""
     wire = settings.allreduce_grad_dtype
-    entries: list[tuple[Any, ...]] = []
+    entries: list[tuple[Any, ...]] = list(parts)
     missing = []
     nbytes = 0
     for name, dtype, shape, is_present in specs:

@@ -79,17 +79,22 @@ def load(
     return restorers
 
 
-def _require_one_model(target: Any, differing: Iterable[str], sizes: str) -> None:
-    """Raise StateError if a parameter was not the same on all ranks that saved it.
+def parameters_of(target: Any) -> list[Any]:
+    """Return names and parameters of a target's models.
 
     Models are found by the optimizers of a trainer or an updater. Another target is a
     model, or has models for its attributes.
     """
     optimizers = optimizers_of(target).values()
     models = [each.target for each in optimizers] or [target, *vars(target).values()]
-    paths = [
-        path for model in models for path, _ in getattr(model, "namedparams", tuple)()
+    return [
+        named for model in models for named in getattr(model, "namedparams", tuple)()
     ]
+
+
+def _require_one_model(target: Any, differing: Iterable[str], sizes: str) -> None:
+    """Raise StateError if a parameter was not the same on all ranks that saved it."""
+    paths = [path for path, _ in parameters_of(target)]
     for name in sorted(differing):
         # Multi-node optimizers save gradients by such paths, too.
         if "chainermn/" not in name and f"/{name}".endswith(tuple(paths)):

@@ -21,6 +21,7 @@ from chainer.training.extensions._snapshot import _Snapshot
 from chainer.training.extensions.snapshot_writers import SimpleWriter
 
 from chainermn_comm import CommunicatorBase
+from chainermn_comm.gradients import part_entries
 
 from ..collective_errors import (
     allgather_checked,
@@ -31,7 +32,7 @@ from .atomic_file import advised
 from .checked_file import RESERVED_PREFIX, RankFile, State
 from .checkpoint_folder import OPERATION, CheckpointFolder, RunFiles, SaveNumber
 from .checkpointer import MultiNodeCheckpointer
-from .loading import load, restore, saved_state
+from .loading import load, parameters_of, restore, saved_state
 from .state_dict import StateError
 
 # An int64 array of shape (): how many ranks took the snapshot.
@@ -153,7 +154,8 @@ class MultiNodeSnapshot(Extension):
     def __call__(self, trainer: Any) -> None:
         """Take a snapshot of each set for whose first rank the condition holds (collective).
 
-        All ranks serialize, because some objects need all ranks for that.
+        All ranks serialize, because some objects need all ranks for that. ValueError is
+        raised if ranks of one set hold different parts of a model.
         """
         comm = self._comm
 
@@ -165,6 +167,7 @@ class MultiNodeSnapshot(Extension):
         tokens = allgather_checked(comm, OPERATION, own_token)
         if not any(tokens):
             return
+        self._compare_parts(trainer)
         with raise_together(comm.handshake, OPERATION):
             state = saved_state(self._target(trainer))
             state[_RANKS] = np.array(comm.size)
@@ -184,15 +187,33 @@ class MultiNodeSnapshot(Extension):
             RuntimeError: on all ranks: there are snapshots, but none is complete.
             ValueError: the snapshot doesn't fit the trainer: another model, other
                 replica sets, or an iterator over another number of examples on as many
-                ranks.
+                ranks; or ranks of one set hold different parts of a model.
             PeerError: another rank raised.
         """
         settings = {"replica_sets": self._sets, "autoload": self._autoload}
         self._comm.handshake(OPERATION, settings.items())
+        self._compare_parts(trainer)
         if self._autoload:
             self._load(trainer)
         if self._leads:
             self._snapshot.initialize(trainer)
+
+    def _compare_parts(self, trainer: Any) -> None:
+        """Raise ValueError if ranks of one set hold different parts of a model (collective)."""
+        target = self._target(trainer)
+        rows = allgather_checked(
+            self._comm, OPERATION, lambda: part_entries(parameters_of(target))
+        )
+        for ranks in self._sets:
+            for rank in ranks:
+                different = {*rows[rank]} ^ {*rows[ranks[0]]}
+                if different:
+                    _, name, _ = min(different)
+                    raise ValueError(
+                        f"multi_node_snapshot would write one file for ranks {ranks}, which "
+                        f"hold different parts of {name}: give it replica sets of ranks that "
+                        "hold the same parts, or use create_multi_node_checkpointer instead"
+                    )
 
     def finalize(self) -> None:
         """Wait for a writer in the background, and raise the writer's error (not collective)."""

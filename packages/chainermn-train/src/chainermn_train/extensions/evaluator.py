@@ -15,6 +15,7 @@ from chainer.dataset.convert import _call_converter
 from chainer.training.extensions import Evaluator
 
 from chainermn_comm import CommunicatorBase
+from chainermn_comm.gradients import part_entries
 
 from ..collective_errors import (
     allgather_checked,
@@ -23,7 +24,6 @@ from ..collective_errors import (
     require_communicator,
 )
 from ..host_arrays import as_number, mean_of, to_host
-from ..optimizers import divisions_of
 from ..slots import Facts, facts_of, value_slots
 
 # One rank's results: by name, a value and its weight, or None if the weight is unknown.
@@ -147,7 +147,7 @@ def _values_here(evaluator: Any) -> Facts:
     """Return facts of the models' parameters, without models that ranks hold in parts."""
     facts: Facts = {}
     for target in getattr(evaluator, "get_all_targets", dict)().values():
-        if not any(divisions_of(param) for _, param in target.namedparams()):
+        if not part_entries(target.namedparams()):
             facts |= facts_of(value_slots(target), with_checksums=True)
     return facts
 

@@ -2,7 +2,6 @@
 
 from .create import create_multi_node_optimizer
 from .divided_model import common_ranks as common_ranks
-from .divided_model import divisions_of as divisions_of
 from .gradient_clipping import MultiNodeGradientClipping
 from .join import join
 from .multi_node_optimizer import MultiNodeOptimizer

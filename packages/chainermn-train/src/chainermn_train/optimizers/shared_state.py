@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from chainermn_comm import CommunicatorBase, RankMismatchError
+from chainermn_comm.gradients import part_entries
 
 from ..collective_errors import allgather_checked, mismatch_hint, raise_together
 from ..profiling import region
@@ -26,7 +27,6 @@ from ..slots import (
     slots_of,
 )
 from .agreement import OPERATION, Row
-from .divided_model import refuse_divided
 from .drift import DriftDetector
 from .parameter_set import ParameterSet
 
@@ -128,20 +128,15 @@ class SharedState:
         communicator = self._communicator
         self.params = None  # also where it fails midway
 
-        def own() -> Facts:
-            # Links may have been added since `setup`.
-            refuse_divided(optimizer.target, communicator)
-            unknown = [
-                name
-                for name, param in named_parameters(optimizer.target)
-                if param.update_rule is None
-            ]
-            return {_UNKNOWN: unknown, **facts_of(slots_of(optimizer))}
-
         with region("communication"):
-            rows = allgather_checked(communicator, OPERATION, own)
-            unknown = [{_UNKNOWN: facts.pop(_UNKNOWN)} for facts in rows]
-            raise_if_different(OPERATION, communicator.rank, unknown)
+            rows = allgather_checked(
+                communicator, OPERATION, lambda: facts_of(slots_of(optimizer))
+            )
+            named = named_parameters(optimizer.target)
+            unknown = [
+                (_UNKNOWN, name) for name, param in named if param.update_rule is None
+            ]
+            communicator.handshake(OPERATION, (*part_entries(named), *unknown))
             if not self.has_equal_settings:
                 del rows[0][HYPERPARAMETERS]
             with mismatch_hint("a multi-node optimizer"):
