@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
-from chainermn_train.background_thread import SWITCH_INTERVAL_SECONDS, BackgroundThread
+from chainermn_train.background_thread import (
+    SWITCH_INTERVAL_SECONDS,
+    BackgroundThread,
+    threads_may_use_mpi,
+)
 
 
 def test_a_thread_hands_over_its_error_while_threads_switch_often():
@@ -43,3 +48,10 @@ def test_what_has_no_thread_is_done_by_who_waits(monkeypatch):
     assert not done
     assert task.wait() is task.wait() is None
     assert done == [(True, threading.main_thread())]
+
+
+def test_threads_may_not_use_an_mpi_without_thread_multiple(monkeypatch):
+    mpi = SimpleNamespace(Query_thread=lambda: 2, THREAD_MULTIPLE=3)
+    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=mpi))
+    with pytest.warns(RuntimeWarning, match="MPI_THREAD_MULTIPLE"):
+        assert not threads_may_use_mpi()

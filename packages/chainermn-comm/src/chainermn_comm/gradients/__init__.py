@@ -2,6 +2,5 @@
 
 from .broadcast import bcast_parameters
 from .mpi_reducer import MpiReducer, mean_gradients
-from .parameters import part_entries
 
-__all__ = ["MpiReducer", "bcast_parameters", "mean_gradients", "part_entries"]
+__all__ = ["MpiReducer", "bcast_parameters", "mean_gradients"]

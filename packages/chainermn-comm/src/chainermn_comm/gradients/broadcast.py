@@ -11,6 +11,7 @@ import numpy as np
 from ..errors import raise_together
 from ..gpu import devices
 from ..messaging import ProcessGroup, choose_backend, memory_of, messages
+from ..parts import part_entries
 from . import parameters
 
 OPERATION = "bcast_data"
@@ -71,7 +72,7 @@ def _choose_roots(group: ProcessGroup, model: Any) -> list[Sent]:
                 specs.append((array.shape, array.dtype))
                 call.nbytes += array.nbytes
         names = [("parameter", name) for name, _ in named]
-        call.signature = (*names, *parameters.part_entries(named))
+        call.signature = (*names, *part_entries(named))
         call.payload = pickle.dumps(specs)
     rows = [pickle.loads(payload) for payload in call.payloads]
     sent = []

@@ -15,6 +15,7 @@ from ..config import Settings
 from ..gpu import devices
 from ..layout import Operand
 from ..messaging import Backend, ProcessGroup, digest_of
+from ..parts import part_entries
 from . import parameters
 
 NOT_INITIALISED = "not initialised (bcast_data would bring it)"
@@ -154,7 +155,7 @@ def bucket_of(
         else:
             specs.append((name, like.dtype, like.shape, grad is not None))
     description = _describe(
-        tuple(specs), parameters.part_entries(named), on_gpu, zero_fill, settings, rank
+        tuple(specs), part_entries(named), on_gpu, zero_fill, settings, rank
     )
     return Bucket(params, grads, on_gpu, targets, description)
 

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from operator import itemgetter
 from typing import Any
 
 from ..gpu import devices
 from ..numbers import as_array, can_be_summed
-
-# The name of entries that differ if ranks hold different parts, with the remedy.
-PART = (
-    "the part that they hold of a parameter (means and broadcasts need a communicator of "
-    "the ranks that hold the same part: comm.split)"
-)
 
 
 def named(model: Any, rank: int) -> list[tuple[str, Any]]:
@@ -45,16 +38,3 @@ def checked(array: Any, name: str, rank: int) -> Any:
             f"rank {rank}: parameter {name} has dtype {array.dtype}, expected a float"
         )
     return array
-
-
-def part_entries(named: Iterable[Any]) -> tuple[Any, ...]:
-    """Return entries of a handshake's signature that are equal on ranks with the same parts.
-
-    ``named`` has names and parameters. A parameter that all ranks hold whole has no entry.
-    """
-    return tuple(
-        (PART, name, f"{each.kind} {each.group.rank} of {each.group.size}")
-        for name, param in named
-        for each in getattr(param, "shardings", ())
-        if each.kind != "replica" and each.group.size > 1
-    )

@@ -21,7 +21,7 @@ from chainer.training.extensions._snapshot import _Snapshot
 from chainer.training.extensions.snapshot_writers import SimpleWriter
 
 from chainermn_comm import CommunicatorBase
-from chainermn_comm.gradients import part_entries
+from chainermn_comm.parts import part_entries
 
 from ..collective_errors import (
     allgather_checked,

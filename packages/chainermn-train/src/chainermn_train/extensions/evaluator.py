@@ -15,7 +15,7 @@ from chainer.dataset.convert import _call_converter
 from chainer.training.extensions import Evaluator
 
 from chainermn_comm import CommunicatorBase
-from chainermn_comm.gradients import part_entries
+from chainermn_comm.parts import part_entries
 
 from ..collective_errors import (
     allgather_checked,

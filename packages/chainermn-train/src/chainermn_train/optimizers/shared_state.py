@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from chainermn_comm import CommunicatorBase, RankMismatchError
-from chainermn_comm.gradients import part_entries
+from chainermn_comm.parts import part_entries
 
 from ..collective_errors import allgather_checked, mismatch_hint, raise_together
 from ..profiling import region
