@@ -66,7 +66,7 @@ class ArrayForm(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     # A checksum of the elements, in which all NaNs are equal; 0 if it isn't needed.
-    checksum: int = 0
+    checksum: int
 
 
 # By the slots' names: their values, with forms in the place of arrays.
@@ -172,7 +172,7 @@ def facts_of(slots: Iterable[Slot], with_checksums: bool = False) -> Facts:
 
 def entries_of(facts: Facts) -> list[tuple[str, str]]:
     """Return a name and a text for each fact; the text of a number doesn't depend on its type."""
-    entries: list[tuple[str, str]] = []
+    entries = []
     for name, fact in facts.items():
         if isinstance(fact, dict):
             keys = sorted(fact, key=_by_cause)
@@ -218,19 +218,17 @@ def broadcast_slots(
         here = {slot.name: slot for slot in slots_of(optimizer)}
 
         def give(name: str) -> None:
-            root, fact = _first_with(name, rows)
-            leaves: list[Any] = []
+            root, value = _first_with(name, rows)
             if rank == root:
-                map_leaves(leaves.append, here[name].get())
-            own = iter(leaves)
+                value = here[name].get()
 
-            def receive(fact: Any) -> Any:
-                leaf = next(own, None)
-                if isinstance(fact, ArrayForm):
+            def receive(leaf: Any) -> Any:
+                # The root has the array, and the other ranks have its form.
+                if is_array(leaf) or isinstance(leaf, ArrayForm):
                     return communicator.bcast(leaf, root=root)
-                return fact
+                return leaf
 
-            value = map_leaves(receive, fact)
+            value = map_leaves(receive, value)
             # `bcast_data` gives parameters to the other ranks, or raises.
             is_needed = rank == 0 or not name.startswith(VALUE)
             if rank != root and is_needed and name in here and value is not None:
@@ -290,13 +288,13 @@ def _is_number(value: Any) -> bool:
 def _fact(with_checksum: bool, value: Any) -> Any:
     if not is_array(value):
         return value
-    form = ArrayForm(str(value.dtype), value.shape)
+    checksum = 0
     if with_checksum:
         host = np.ascontiguousarray(to_host(value)).reshape(-1)
         if np.isnan(host.sum()):
             host = np.where(host == host, host, host.dtype.type(0))
-        form = form._replace(checksum=zlib.crc32(host.view(np.uint8).data))
-    return form
+        checksum = zlib.crc32(host.view(np.uint8).data)
+    return ArrayForm(str(value.dtype), value.shape, checksum)
 
 
 def _shown(fact: Any) -> str:
