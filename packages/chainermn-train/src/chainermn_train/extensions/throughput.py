@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import chainer
@@ -70,12 +71,8 @@ class ThroughputReport(training.Extension):
     default_name = "throughput"
     priority = training.PRIORITY_WRITER
 
-    _clock: StepClock
-    _examples: float  # the number at the last report
-
     def __init__(self, comm: CommunicatorBase) -> None:
         self.comm = require_communicator(comm, "ThroughputReport")
-        self._stop: Callable[[], None] = lambda: None
 
     def initialize(self, trainer: Any) -> None:
         """Start timing (collective).
@@ -94,11 +91,11 @@ class ThroughputReport(training.Extension):
                     "ThroughputReport needs an updater with a multi-node optimizer: make it with "
                     "create_multi_node_optimizer"
                 )
-            self._examples = _examples(updater)
+            self._examples = _examples(updater)  # the number at the last report
             on_gpu = any(each.target.xp is cuda.cupy for each in optimizers)
             self._clock = StepClock(_wait_for_kernels if on_gpu else None)
             trainer.updater = TimedUpdater(updater, self._clock)
-        self._stop = lambda: setattr(trainer, "updater", updater)
+        self._stop = partial(setattr, trainer, "updater", updater)
 
     def finalize(self) -> None:
         """Stop timing, and leave the trainer as it was."""
