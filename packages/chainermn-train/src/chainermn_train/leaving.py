@@ -109,12 +109,13 @@ def leave_when_warned(
             return
         save(trainer)
         if comm.rank == 0:
-            text = (
-                f"chainermn: a signal warned of the end; saved iteration "
+            print(
+                "chainermn: a signal warned of the end; saved iteration "
                 f"{trainer.updater.iteration}, and all ranks leave with exit status "
-                f"{LEAVING_STATUS}"
+                f"{LEAVING_STATUS}",
+                file=sys.stderr,
+                flush=True,
             )
-            print(text, file=sys.stderr, flush=True)
         emit("leaving")
         leave(LEAVING_STATUS)
 

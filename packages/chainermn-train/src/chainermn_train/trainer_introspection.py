@@ -26,10 +26,9 @@ def warn_of_lost_order(target: Any) -> None:
     """Warn if a resumed run would see other batches than an uninterrupted run."""
     for name, iterator in iterators_of(target).items():
         actual = getattr(iterator, "actual", iterator)  # of a synchronized iterator
-        shuffles = isinstance(
-            getattr(actual, "order_sampler", None), ShuffleOrderSampler
-        )
-        if isinstance(actual, MultiprocessIterator) and shuffles:
+        if isinstance(actual, MultiprocessIterator) and isinstance(
+            actual.order_sampler, ShuffleOrderSampler
+        ):
             warnings.warn(
                 f"iterator {name!r} is a MultiprocessIterator that shuffles and draws orders ahead "
                 "of time, which no checkpoint knows of, so a resumed run may see other batches: "

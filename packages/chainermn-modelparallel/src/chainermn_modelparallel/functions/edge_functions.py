@@ -53,8 +53,7 @@ class EdgeFunction(OrderedFunctionNode):
 
     def __init__(self, edge: Edge, header: Header) -> None:
         self._edge = edge
-        communicator, peer, _ = edge
-        self._gradient_edge = Edge(communicator, peer, communicator.reserved_tag)
+        self._gradient_edge = edge._replace(tag=edge.communicator.reserved_tag)
         self._header = header  # of the sent or received message
 
     @property
@@ -88,7 +87,7 @@ class SendFunction(EdgeFunction):
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: Gradients) -> Gradients:
         self.backward_expected = False
-        gradients: dict[int, Variable] = {}
+        gradients = {}
         needed = self._header.needed
         if needed:
             message = self._receive_gradients()
@@ -183,7 +182,7 @@ class RecvFunction(EdgeFunction):
     def backward(self, indexes: tuple[int, ...], grad_outputs: Gradients) -> Gradients:
         self.backward_expected = False
         needed = self._header.needed
-        sources: Gradients = grad_outputs
+        sources = grad_outputs
         if needed and not self._header.not_twice_differentiable:
             gradients = self.connected_gradients(grad_outputs)
             sent = self._send_gradients(tuple(gradients[i] for i in needed))
@@ -230,8 +229,8 @@ def make_outputs(
     """
     header, arrays = message
     leads_back = delegate is not None and delegate.requires_grad
-    node: RecvFunction | None = None
-    outputs: Variables = ()
+    node = None
+    outputs = ()
     if (leads_back or header.needed) and chainer.config.enable_backprop:
         start = Variable(empty_on_device_of(arrays[0]))
         if delegate is not None and leads_back:

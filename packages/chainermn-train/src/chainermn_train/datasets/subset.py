@@ -171,14 +171,14 @@ def _replacing(attribute: str) -> _Splitter:
 
 # Subclasses, such as masked arrays, are not divided, since they may mean something
 # else.
-_SEQUENCES: dict[type, _Splitter] = {
+_SEQUENCES = {
     np.ndarray: _split_array,
     np.memmap: _split_array,
     SharedArray: _split_array,
     list: _split_sequence,
     tuple: _split_sequence,
 }
-_DATASETS: dict[type, _Splitter] = {
+_DATASETS = {
     TupleDataset: _split_columns,
     DictDataset: _split_columns,
     SubDataset: _split_subset,

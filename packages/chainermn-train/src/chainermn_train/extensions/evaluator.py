@@ -103,8 +103,7 @@ def create_multi_node_evaluator(
 
 def is_multi_node_evaluator(extension: Any) -> bool:
     """Return whether :func:`create_multi_node_evaluator` has changed an extension."""
-    communicator = getattr(extension, "_mn_communicator", None)
-    return isinstance(communicator, CommunicatorBase)
+    return hasattr(extension, "_mn_communicator")
 
 
 def _evaluate(evaluator: Any) -> dict[str, Any]:
