@@ -97,7 +97,7 @@ def serialize_settings(optimizer: Any, serializer: Any) -> None:
     if saved[LOSS_SCALING]["_loss_scaling_is_dynamic"]:
         at_once[LOSS_SCALING] = saved[LOSS_SCALING]
     _restore(slots, at_once)
-    restorers: list[Restorer] | None = getattr(serializer, "restorers", None)
+    restorers = getattr(serializer, "restorers", None)
     if restorers is not None:
         restorers.append(partial(_restore, slots, saved))
 

@@ -8,7 +8,7 @@ from typing import Any
 class AttributeProxy:
     """Reads and sets the attributes of a wrapped object, except those of ``_OWN``."""
 
-    _OWN: frozenset[str] = frozenset({"actual"})
+    _OWN = frozenset({"actual"})
     # The wrapped object; a subclass that names another attribute sets it itself.
     _ACTUAL = "actual"
 

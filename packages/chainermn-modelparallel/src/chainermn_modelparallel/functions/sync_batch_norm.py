@@ -129,7 +129,6 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         self._call.require_graph(f"backward of {NAME}", self.comm.rank)
         x, gamma = self.get_retained_inputs()
         (gy,) = self.connected_gradients(grad_outputs)
-        gradients: Gradients
         if chainer.config.enable_backprop:
             gradients = self._differentiable(x, gamma, gy)
         else:

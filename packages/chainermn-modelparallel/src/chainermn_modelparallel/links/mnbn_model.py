@@ -47,7 +47,7 @@ def create_mnbn_model(
     if not isinstance(link, chainer.Link):
         raise wrong_kind("link must be a chainer.Link", link, comm.rank)
     # Objects that the deep copy must share are entered as copies of themselves.
-    memo: dict[int, Any] = {}
+    memo = {}
     sequentials = []
     for part in link.links():
         memo.update({id(hook): hook for hook in part.local_link_hooks.values()})

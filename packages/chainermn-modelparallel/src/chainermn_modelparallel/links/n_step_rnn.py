@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import chainer
-from chainer import Variable
 from chainer.links.rnn.n_step_rnn import NStepRNNBase
 
 from chainermn_comm import CommunicatorBase, Sharding
@@ -105,7 +104,7 @@ class MultiNodeNStepRNN(ShardedLink, chainer.Chain):
         here = self.communicator.rank
         refuse_unshared_scale(here)
         cells = self.actual_rnn.n_cells
-        delegate: Variable | None = None
+        delegate = None
         if self.rank_in is not None:
             if states:
                 raise TypeError(

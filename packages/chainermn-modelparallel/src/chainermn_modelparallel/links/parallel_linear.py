@@ -68,8 +68,6 @@ class _ParallelLinear(ShardedLink, L.Linear):
 
     _axis: int
     _is_drawn = True  # whether no parameters have been loaded or copied
-    W: Any
-    b: Any
 
     def __init__(
         self,

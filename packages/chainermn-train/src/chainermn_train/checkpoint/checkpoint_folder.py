@@ -175,7 +175,7 @@ class CheckpointFolder:
         self._scan()
         files = self.files
         found = None
-        problems: list[str] = []
+        problems = []
         iterations = set()
         # Whether a save has other problems than a killed job leaves.
         is_lost = False
@@ -207,7 +207,7 @@ class CheckpointFolder:
         comm = self._comm
         readers = self._readers[number]
         wanted = [rank % len(readers) for rank in self._wanted]
-        files: dict[int, RankFile] = {}
+        files = {}
 
         def read() -> list[str]:
             """Read the files that this rank reads; return their problems, in words."""

@@ -140,7 +140,7 @@ def _move_iterators(
     """Adapt the iterators' entries of ``state`` to this rank; return in words what begins anew."""
     positions = json.loads(str(state[_POSITIONS]))
     prefix = "" if target is updater_of(target) else "updater/"
-    anew: list[str] = []
+    anew = []
     for name, iterator in iterators_of(target).items():
         path = f"{prefix}iterator:{name}/"
         if len(states) != comm.size:

@@ -50,7 +50,7 @@ def state_dict(target: Any) -> State:
     serializer = DictionarySerializer()
     serializer.save(target)
     _serialize_settings(target, serializer)
-    state: State = {}
+    state = {}
     without_value: list[str] = []
     for name, value in serializer.target.items():
         array = np.asarray(value, order="C")

@@ -183,7 +183,7 @@ class MultiNodeIterator(IteratorProxy):
 
 def _shared_attributes(iterator: Any, master: int) -> dict[str, Any]:
     """Return the attributes of the master's iterator that other ranks get."""
-    attributes: dict[str, Any] = {}
+    attributes = {}
     for name in _SHARED:
         with contextlib.suppress(Exception):  # for example of an empty data set
             attributes[name] = getattr(iterator, name)
