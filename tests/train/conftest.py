@@ -24,15 +24,15 @@ def make(name, world):
     return create_communicator(name, world)
 
 
-# The default communicator, and on 3 ranks a third party's too; the full tier has all on
-# all sizes.
+# The first tier has the default communicator, the second a third party's on 3 ranks,
+# and the full tier all on all sizes.
 COMMUNICATORS = [
     "hierarchical",
-    pytest.param("plain", marks=pytest.mark.ranks(3)),
+    pytest.param("plain", marks=[pytest.mark.ranks(3), pytest.mark.ci]),
     pytest.param("naive", marks=pytest.mark.full),
 ]
-# Names, and imposed nodes. By default memory that ranks share is tested on 2, and both
-# that and messages on 3.
+# Names, and imposed nodes. Memory that ranks share is tested on 2 and 3 ranks, and
+# messages on 3.
 EVERY = [
     *COMMUNICATORS,
     pytest.param("hierarchical on 0 1 0 1", marks=pytest.mark.ranks(3)),

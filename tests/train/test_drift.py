@@ -144,6 +144,7 @@ def take_for_gpus(monkeypatch):
     monkeypatch.setattr(drift, "staging", SimpleNamespace(wait=wait))
 
 
+@pytest.mark.parametrize("comm", ["hierarchical"], indirect=True)
 @pairwise(kind=KINDS, name=DISTURBED, where=[0, -1], memory=["host", "GPU"])
 def test_what_differs_is_named_within_a_turn_until_it_is_mended(
     comm, monkeypatch, kind, name, where, memory
