@@ -135,7 +135,7 @@ def wait(events: Sequence[Any]) -> None:
 
 
 def buffers_for(chunks: Sequence[Chunk]) -> list[np.ndarray]:
-    """Return page-locked buffers, into which each chunk fits: one for one chunk, else two.
+    """Return one page-locked buffer for one chunk, or two for several; each chunk fits in each.
 
     Their size is a power of two, so that CuPy's pool, which keeps used buffers, keeps few
     sizes.

@@ -16,7 +16,7 @@ from ..numbers import as_array, as_bytes, empty
 # followed by its out-of-band buffers (pickle protocol 5).
 ARRAY, TUPLE, WITH_METADATA, OBJECT = "array", "tuple", "with_metadata", "object"
 
-# The kinds that each of a communicator's methods of receiving takes.
+# The kinds that a receiver may ask for: arrays, arrays with metadata, or an object.
 ARRAYS, ARRAYS_WITH_METADATA, OBJECTS = (ARRAY, TUPLE), (WITH_METADATA,), (OBJECT,)
 
 

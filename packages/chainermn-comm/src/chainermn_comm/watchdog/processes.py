@@ -20,11 +20,12 @@ MONITOR_NAME = "chainermn monitor "
 # Time for the launcher to end the children of ranks, which is its task, and time for
 # these children to end after SIGTERM.
 LAUNCHER_SECONDS = 1.0
-# The name of Open MPI's daemon on other machines than the first; the beginning of a word in
-# its command line if it serves one job (a site's own daemons serve many); and the seconds
-# in which `mpiexec` tells it that the job is over, unless a link is cut.
+# Open MPI's daemon on each machine but the first.
 DAEMON = "prted"
+# If the daemon serves one job, a word of its command line begins so; a site's own daemons
+# serve many.
 ONE_JOB = "prterun-"
+# In this time `mpiexec` tells the daemon that the job is over, unless a link is cut.
 DAEMON_SECONDS = 5.0
 
 

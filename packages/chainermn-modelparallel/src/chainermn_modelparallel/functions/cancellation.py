@@ -31,8 +31,8 @@ REASONS = {
 # evaluates a model, and has been warned.
 MAX_CANCELLATIONS = 1000
 
-# Received messages whose variables were dropped on this rank: their senders, which must be
-# notified, and their ids.
+# Received messages whose variables were dropped on this rank: each one's sender, which must
+# be notified, and its id.
 _pending: WeakKeyDictionary[CommunicatorBase, list[tuple[int, int]]] = (
     WeakKeyDictionary()
 )

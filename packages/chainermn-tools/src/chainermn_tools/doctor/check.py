@@ -63,7 +63,7 @@ def skipped(message: str, blocked_by: str | None = None) -> CheckResult:
 
 @dataclass(eq=False)  # compared by identity, as the key of cached results
 class Context:
-    """The objects of the examination, and its deadline."""
+    """What all checks share: the job that the user wants to run, the deadline, and facts."""
 
     deadline: float  # on ``time.monotonic()``'s clock
     # The number of ranks that the user wants to run; None if the user didn't say.

@@ -145,7 +145,7 @@ def _line(value: Any) -> str:
 
 
 def _sized(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the items, numbers of bytes as text."""
+    """Yield the names and values; numbers of bytes become text, and lose the ``_bytes``."""
     for name, value in values.items():
         if name.endswith("_bytes") and isinstance(value, int):
             value = format_bytes(value)

@@ -28,7 +28,7 @@ def write(file: str, name: str, found: Inputs) -> None:
     if found.summary is not None:
         notes += found.summary["warnings"]
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    # In a script's text only "<" could end it, or begin a comment.
+    # The text stands in a <script>, which only "<" could end, or turn into a comment.
     text = text.replace("<", "\\u003c")
     page = files(__package__).joinpath("template.html").read_text("utf-8")
     page = page.replace("<!--data-->", text)

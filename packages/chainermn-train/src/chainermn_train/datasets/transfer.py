@@ -20,8 +20,8 @@ from .shared_arrays import SharedArray, SharedBytes
 from .subset import subset
 
 _OPERATION = "scatter_dataset"
-# Longer messages are no faster, and the memory that they are received in would stay
-# with the process.
+# Longer messages are no faster, and the memory for receiving them would stay with the
+# process.
 _MESSAGE_BYTES = 1 << 20
 # The user's own messages may be under way on the same communicator. Every MPI has this
 # tag, and few programs use it.

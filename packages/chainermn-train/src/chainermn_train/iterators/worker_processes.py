@@ -40,8 +40,8 @@ def use_forkserver() -> None:
     method = multiprocessing.get_start_method(allow_none=True)
     if method is None:
         multiprocessing.set_start_method("forkserver")
-        # Python's default, and Chainer: workers that don't have to import Chainer start
-        # faster, and share its memory.
+        # Beside Python's default, the server imports Chainer once, so workers start faster
+        # and share its memory.
         multiprocessing.set_forkserver_preload(
             ["__main__", f"{__package__}.forkserver_preload"]
         )

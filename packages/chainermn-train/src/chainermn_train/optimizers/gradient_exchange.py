@@ -57,7 +57,7 @@ class GradientExchange:
     def backward(
         self, params: ParameterSet, loss: Any, scale: float | None, sends: bool = False
     ) -> None:
-        """Compute gradients; if all ranks say ``sends``, gradients leave during backward."""
+        """Compute gradients; with ``sends``, the same on all ranks, send them during backward."""
         loss.backward(loss_scale=scale)
 
     def reducer_of(self, params: ParameterSet, scale: float | None) -> Reducer:

@@ -78,7 +78,7 @@ class Monitor:
         known = ranks + self.other_machines.ranks()
         self.files.scan_if_due([rank.pid for rank in ranks], now)
         if any(rank.has_failed for rank in ranks):
-            self.files.scan()  # other ranks may still live
+            self.files.scan()  # some ranks may still live, and map files
         if self.first_machine is None:
             self.judge.report_failure(known, now)
             self.judge.report_calls(known, now)
