@@ -16,7 +16,7 @@ from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import allgather_checked, raise_together
 from .atomic_file import TEMPORARY, advised, sync_folder
-from .checked_file import DamagedError, RankFile, State, merge, read_rank_file
+from .checked_file import DamagedError, RankFile, State, read_rank_file
 from .folder_lock import acquire_lock
 
 OPERATION = "checkpoint"
@@ -230,13 +230,17 @@ class CheckpointFolder:
                 sent = sent.for_others()
             received = comm.bcast_obj(sent, root=reader)
             files.setdefault(rank, received)
-        shared = merge(files.values())
+        if len({file.id for file in files.values()}) > 1:
+            raise DamagedError("its files are of several saves")
         size = received.size
         missing = set(range(size)).difference(files)
         if missing:
             raise _IncompleteError(
                 f"of {size} files those of ranks {sorted(missing)} are missing"
             )
+        shared: State = {}
+        for file in files.values():
+            shared |= file.shared
         states = [{**shared, **files[rank].own} for rank in range(size)]
         own = wanted[comm.rank]
         return Checkpoint(number, states, own, shared)
