@@ -53,9 +53,8 @@ def send_cancellation(
 
 def send_pending_cancellations(communicator: CommunicatorBase) -> None:
     """Tell senders that their messages were dropped; call this before anything that may wait."""
-    if _pending:
-        for peer, message_id in _pending.pop(communicator, ()):
-            send_cancellation(communicator, peer, message_id, DROPPED)
+    for peer, message_id in _pending.pop(communicator, ()):
+        send_cancellation(communicator, peer, message_id, DROPPED)
 
 
 def cancel_later(communicator: CommunicatorBase, peer: int, message_id: int) -> None:

@@ -124,8 +124,7 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
         if not chainer.config.train:
             return super().forward(x, finetune=finetune)
         with raise_together(self.comm.handshake, _OPERATION, meet=False):
-            x = self._check_input(x)
-            axis = self._check_channels(x)
+            x, axis = self._check_input(x)
         gamma = self.gamma
         if gamma is None:
             (gamma,) = self._get_gamma()
@@ -140,8 +139,16 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
             self._update_running_statistics(node, finetune)
         return y
 
-    def _check_channels(self, x: Variable) -> tuple[int, ...]:
-        """Return the axes that are averaged over; raise if x lacks the axes or the channels."""
+    def _check_input(self, x: Any) -> tuple[Variable, tuple[int, ...]]:
+        """Return x as a variable, and the axes that are averaged over; raise if x doesn't fit."""
+        rank = self.comm.rank
+        x = check_variable("x", x, rank)
+        if x.dtype.kind != "f":
+            raise TypeError(f"rank {rank}: x must be an array of floats")
+        if backend.get_array_module(x.array) is not self.xp:
+            raise TypeError(
+                f"rank {rank}: x is on another device than the link; move one with to_device"
+            )
         axis: tuple[int, ...] = self.axis
         if axis is None:  # the channels' axes follow the first axis
             axis = (0, *range(self.avg_mean.ndim + 1, x.ndim))
@@ -152,21 +159,10 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
         if not has_axes or shape != self.avg_mean.shape:
             known = getattr(self.avg_mean, "shape", "(...)")
             raise ValueError(
-                f"rank {self.comm.rank}: x of shape {x.shape} doesn't have the channels {known} "
+                f"rank {rank}: x of shape {x.shape} doesn't have the channels {known} "
                 f"beside the axes {axis}"
             )
-        return axis
-
-    def _check_input(self, x: Any) -> Variable:
-        rank = self.comm.rank
-        x = check_variable("x", x, rank)
-        if x.dtype.kind != "f":
-            raise TypeError(f"rank {rank}: x must be an array of floats")
-        if backend.get_array_module(x.array) is not self.xp:
-            raise TypeError(
-                f"rank {rank}: x is on another device than the link; move one with to_device"
-            )
-        return x
+        return x, axis
 
     def _update_running_statistics(
         self, node: SyncBatchNormFunction, finetune: bool
