@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -19,6 +18,7 @@ from ..collective_errors import (
     require_communicator,
     require_integer,
 )
+from .batch_message import pack, unpack
 from .iterator_proxy import IteratorProxy, refuse_proxy
 from .worker_processes import await_workers
 
@@ -117,6 +117,8 @@ class MultiNodeIterator(IteratorProxy):
     def __next__(self) -> Any:
         """Return the master's next batch (collective).
 
+        On ranks other than the master, the batch's arrays are parts of one buffer.
+
         Raises:
             StopIteration: the master's iterator has ended; raised on all ranks.
         """
@@ -163,21 +165,20 @@ class MultiNodeIterator(IteratorProxy):
         with raise_together(communicator.handshake, _OPERATION) as call:
             call.signature = (("method", method),)
             if communicator.rank != master:
-                attributes, value = communicator.bcast_obj(None, root=master)
+                attributes, value = unpack(*communicator.bcast(None, root=master))
                 vars(self.actual).update(attributes)
                 return value
             if communicator.size == 1:
                 return make()
-            sent = None
+            message = None
             try:
                 value = make()
-                # A value that can't be pickled raises here, before it is sent.
-                pickle.dumps(value, protocol=5, buffer_callback=lambda _: None)
-                sent = value
+                message = pack((_shared_attributes(self.actual, master), value))
                 return value
-            finally:  # the other ranks wait for a message
-                attributes = _shared_attributes(self.actual, master)
-                communicator.bcast_obj((attributes, sent), root=master)
+            finally:
+                if message is None:  # the other ranks wait for a message
+                    message = pack((_shared_attributes(self.actual, master), None))
+                communicator.bcast(message, root=master)
 
 
 def _shared_attributes(iterator: Any, master: int) -> dict[str, Any]:
