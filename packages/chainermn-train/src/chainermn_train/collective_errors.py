@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -91,23 +91,6 @@ def require_integer(name: str, value: Any, least: int, most: int | None = None) 
     return number
 
 
-class NoCommunicator:
-    """Stands in for None: an optimizer can be made, saved and loaded with it, but not used."""
-
-    mpi_comm = None
-    rank = 0
-    size = 1
-    inter_size = 1
-
-    def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise RuntimeError(
-            "this multi-node optimizer was made with None for its communicator, so it can't "
-            "update: give create_multi_node_optimizer what create_communicator() returns"
-        )
-
-
 def require_communicator(communicator: Any, caller: str) -> CommunicatorBase:
     """Return ``communicator``; raise TypeError if it is no communicator."""
     if isinstance(communicator, CommunicatorBase):
@@ -116,10 +99,3 @@ def require_communicator(communicator: Any, caller: str) -> CommunicatorBase:
         f"{caller} needs a communicator made by create_communicator (or a subclass of "
         f"CommunicatorBase), not {type(communicator).__name__}"
     )
-
-
-def require_communicator_or_none(communicator: Any, caller: str) -> Any:
-    """Return ``communicator``, and for None a :class:`NoCommunicator`."""
-    if communicator is None:
-        return NoCommunicator()
-    return require_communicator(communicator, caller)

@@ -8,7 +8,7 @@ from chainer.backends.cuda import available as has_gpus
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import require_communicator_or_none, require_integer
+from ..collective_errors import require_communicator, require_integer
 from .delayed_exchange import DelayedExchange
 from .gradient_exchange import GradientExchange
 from .multi_node_optimizer import MultiNodeOptimizer
@@ -19,7 +19,7 @@ _ON_DRIFT = ("raise", "synchronize", "ignore")
 
 def create_multi_node_optimizer(
     actual_optimizer: Any,
-    communicator: CommunicatorBase | None,
+    communicator: CommunicatorBase,
     double_buffering: bool = False,
     zero_fill: bool = True,
     *,
@@ -43,8 +43,7 @@ def create_multi_node_optimizer(
     Args:
         actual_optimizer: a Chainer optimizer, set up or not, or an object with the same
             ``setup``, ``update`` and ``target``.
-        communicator: the ranks that train together. With None the optimizer can be set
-            up, saved and loaded, but an update raises RuntimeError.
+        communicator: the ranks that train together.
         double_buffering: whether gradients travel in the background while the next
             update computes its own. Each update then steps along the gradients of the
             update before; the first update doesn't step. This changes the training a
@@ -81,7 +80,7 @@ def create_multi_node_optimizer(
         ValueError: ``accumulate_steps`` is less than 1, both ``overlap`` and
             ``double_buffering`` are on, or ``on_drift`` is none of the three.
     """
-    comm = require_communicator_or_none(communicator, "create_multi_node_optimizer")
+    comm = require_communicator(communicator, "create_multi_node_optimizer")
     if isinstance(actual_optimizer, MultiNodeOptimizer):
         raise TypeError(
             "the optimizer is already a multi-node optimizer; pass it on as it is"

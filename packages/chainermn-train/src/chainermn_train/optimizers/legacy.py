@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Self
 
-from ..collective_errors import allgather_checked, require_communicator_or_none
+from ..collective_errors import allgather_checked, require_communicator
 from ..wrappers import AttributeProxy
 from .agreement import OPERATION
 from .divided_model import refuse_divided
@@ -27,7 +27,7 @@ class _MultiNodeOptimizer(AttributeProxy):
         self, actual_optimizer: Any, communicator: Any, zero_fill: bool = True
     ) -> None:
         self.actual_optimizer = actual_optimizer
-        self.communicator = communicator  # also None, until it updates
+        self.communicator = communicator  # checked by an update
         self.zero_fill = zero_fill
         # Names, and whether there are values, at the last update.
         self.target_params: list[tuple[str, bool]] = []
@@ -51,9 +51,7 @@ class _MultiNodeOptimizer(AttributeProxy):
         ``lossfun`` raises on one rank, all ranks raise.
         """
         target = self.target
-        communicator = require_communicator_or_none(
-            self.communicator, type(self).__name__
-        )
+        communicator = require_communicator(self.communicator, type(self).__name__)
 
         def compute_gradients() -> bool:
             if lossfun is not None:
