@@ -19,10 +19,9 @@ def to_host(value: Any) -> Any:
         value = value.array
     if isinstance(value, cuda.ndarray):
         return cuda.to_cpu(value)
-    if type(value) in (list, tuple):
-        return type(value)(map(to_host, value))
-    if isinstance(value, tuple) and hasattr(value, "_make"):  # a named tuple
-        return value._make(map(to_host, value))
+    if type(value) in (list, tuple) or hasattr(value, "_make"):
+        make = getattr(value, "_make", type(value))  # of a named tuple
+        return make(map(to_host, value))
     if type(value) is dict:
         return {key: to_host(each) for key, each in value.items()}
     return value
