@@ -11,8 +11,6 @@ import errno
 import math
 import mmap
 import os
-import socket
-import tempfile
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,12 +18,7 @@ from typing import Any
 
 import numpy as np
 
-MEMORY_FOLDER = "/dev/shm"
-# MPI keeps its own buffers in that folder without reserving them, so that filling it to
-# the last byte kills ranks later, by SIGBUS. Room for the buffers of some ranks stays
-# free.
-LEFT_FREE_BYTES = 32 << 20
-_LINE_BYTES = 64  # arrays begin at cache lines
+from ..nameless_files import LINE_BYTES, FileReference, reserve
 
 # Python names this flag from 3.13 on. Pages that are never written to need no memory
 # set aside.
@@ -40,7 +33,7 @@ class SharedBytes:
     this process has written to its mapping, they are put into a new file first.
 
     Attributes:
-        content: a buffer of the bytes, whose length is a multiple of _LINE_BYTES. What
+        content: a buffer of the bytes, whose length is a multiple of LINE_BYTES. What
             this process writes to it stays its own.
     """
 
@@ -56,7 +49,7 @@ class SharedBytes:
 
     def fill(self, nbytes: int, blocks: Iterable[np.ndarray]) -> None:
         """Write 1-D uint8 arrays, ``nbytes`` in all (at least 1), to a new file, and map it."""
-        with open(_reserve(nbytes), "wb") as file:
+        with open(reserve(nbytes, "examples"), "wb") as file:
             for block in blocks:
                 file.write(block.data)
             file.flush()
@@ -70,8 +63,7 @@ class SharedBytes:
             self.fill(content.size, [content])
         # Use a descriptor of this process, since the process that made the file may
         # have ended.
-        path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
-        return _open_file, (socket.gethostname(), path, _identity(os.stat(path)))
+        return _open_file, (FileReference.of(self._descriptor),)
 
     def _is_written_to(self) -> bool:
         """Return whether this process has changed pages of its mapping."""
@@ -97,8 +89,8 @@ class SharedArray:
     @property
     def end(self) -> int:
         """The byte where another array may begin."""
-        lines = -(-math.prod(self._shape) * self._dtype.itemsize // _LINE_BYTES)
-        return self._begin + lines * _LINE_BYTES
+        lines = -(-math.prod(self._shape) * self._dtype.itemsize // LINE_BYTES)
+        return self._begin + lines * LINE_BYTES
 
     def __len__(self) -> int:
         return self._shape[0]
@@ -110,48 +102,17 @@ class SharedArray:
         return np.array(self.array, dtype, copy=copy)
 
 
-def _reserve(nbytes: int) -> int:
-    """Return the descriptor of a nameless file of that length, in memory or else on disk."""
-    failures = []
-    for folder in dict.fromkeys((MEMORY_FOLDER, tempfile.gettempdir())):
-        try:
-            with tempfile.TemporaryFile(dir=folder) as file:
-                # Without this call, a page without room would cause a SIGBUS when a
-                # process touches it.
-                os.posix_fallocate(file.fileno(), 0, nbytes)
-                free = os.statvfs(folder)
-                left = free.f_bavail * free.f_frsize
-                if folder == MEMORY_FOLDER and left < LEFT_FREE_BYTES:
-                    raise OSError("MPI needs the space that is left")
-                return os.dup(file.fileno())
-        except OSError as error:
-            failures.append(f"{folder}: {error.strerror or error}")
-    raise OSError(
-        errno.ENOSPC,
-        f"no place for {nbytes} bytes of examples ({'; '.join(failures)}); free some space "
-        "there, or set TMPDIR to a folder that has it",
-    )
-
-
-def _identity(status: os.stat_result) -> tuple[int, int, int]:
-    """Return an identity that differs between files with the same descriptor."""
-    return status.st_dev, status.st_ino, status.st_mtime_ns
-
-
-def _open_file(host: str, path: str, identity: tuple[int, int, int]) -> SharedBytes:
+def _open_file(reference: FileReference) -> SharedBytes:
     """Load a pickle of shared bytes, or copy them."""
     try:
-        # Opening another file, such as a device, may have effects.
-        if _identity(os.stat(path)) != identity:
-            raise FileNotFoundError(errno.ENOENT, "that number is another file now")
         shared = SharedBytes()
-        shared.map(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        shared.map(reference.open(os.O_RDONLY))
         return shared
     except OSError as error:
         raise OSError(
             errno.ENOENT,
-            f"the examples lie in the file {path} on {host}, which can't be opened here "
-            f"({error.strerror}): a data set that scatter_dataset made is pickled as a reference "
-            "to that memory of a process; load it on the same machine, by the same user, while "
-            "that process has the data set",
+            f"the examples lie in the file {reference.path} on {reference.host}, which can't be "
+            f"opened here ({error.strerror}): a data set that scatter_dataset made is pickled as a "
+            "reference to that memory of a process; load it on the same machine, by the same user, "
+            "while that process has the data set",
         ) from error
