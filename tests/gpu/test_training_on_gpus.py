@@ -16,7 +16,7 @@ from numpy.random import default_rng
 from chainermn_comm import RankMismatchError, create_communicator
 from tests.support.doubles import gpus
 from tests.support.doubles.gpus import NCCL, STAGED
-from tests.support.training.exchanges import KINDS, OneProcess, exchanging
+from tests.support.training.exchanges import WHOLE_KINDS, OneProcess, exchanging
 from tests.support.training.trainers import (
     assert_near,
     same_everywhere,
@@ -82,7 +82,7 @@ def scaled(optimizer, scale):
 
 @pytest.mark.parametrize("scale", ["none", "dynamic"])
 @pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WHOLE_KINDS)
 def test_a_training_is_that_of_one_process(comm, kind, steps, scale):
     on_gpus = network_on_gpu()
     on_cpu = network()
@@ -100,7 +100,7 @@ def test_a_training_is_that_of_one_process(comm, kind, steps, scale):
     assert_near(on_gpus, on_cpu, 1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WHOLE_KINDS)
 @pytest.mark.parametrize("what", ["parameter", "momentum"])
 @pytest.mark.sizes(2, 4)
 def test_drift_on_a_device_is_noticed(comm, what, kind):

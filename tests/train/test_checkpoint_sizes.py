@@ -25,6 +25,7 @@ from chainermn_train import (
     create_synchronized_iterator,
 )
 from tests.support.training.checkpoints import (
+    Loop,
     bits,
     files,
     link,
@@ -206,18 +207,6 @@ def test_what_is_a_rank_s_own_goes_to_the_rank_of_its_number(naive, alone, folde
     assert files(naive, folder) >= {f"run.{rank}.2" for rank in range(naive.size)}
     assert make_checkpointer(alone, folder).maybe_load(target) == 2
     assert target.values.tolist() == [1, 0]
-
-
-class Loop:
-    """A target without a trainer."""
-
-    def __init__(self, optimizer):
-        self.model = optimizer.target
-        self.optimizer = optimizer
-
-    def serialize(self, serializer):
-        self.model.serialize(serializer["model"])
-        self.optimizer.serialize(serializer["optimizer"])
 
 
 def updater_of(optimizer):

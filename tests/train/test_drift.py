@@ -19,7 +19,7 @@ from chainermn_comm import PeerError, RankMismatchError, create_communicator
 from chainermn_train import create_multi_node_optimizer
 from chainermn_train.optimizers import drift
 from tests.support.plugins.pairwise import pairwise
-from tests.support.training.exchanges import KINDS, exchanging, states
+from tests.support.training.exchanges import KINDS, WHOLE_KINDS, exchanging, states
 from tests.support.training.trainers import float32_parameters
 
 pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3, 4)]
@@ -145,7 +145,7 @@ def take_for_gpus(monkeypatch):
 
 
 @pytest.mark.parametrize("comm", ["hierarchical"], indirect=True)
-@pairwise(kind=KINDS, name=DISTURBED, where=[0, -1], memory=["host", "GPU"])
+@pairwise(kind=WHOLE_KINDS, name=DISTURBED, where=[0, -1], memory=["host", "GPU"])
 def test_what_differs_is_named_within_a_turn_until_it_is_mended(
     comm, monkeypatch, kind, name, where, memory
 ):
@@ -179,7 +179,7 @@ def test_what_differs_is_named_within_a_turn_until_it_is_mended(
     optimizer.finalize()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WHOLE_KINDS)
 @pytest.mark.parametrize("updates", [1, 2, TURN])
 def test_a_copy_begins_a_turn_of_its_own(comm, kind, updates):
     """Equal states are no drift in it, and a bit is."""
@@ -200,7 +200,7 @@ def test_settings_are_compared_after_a_synchronization_that_came_first(comm):
         update(comm, optimizer, 1)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WHOLE_KINDS)
 def test_where_warnings_are_errors_all_ranks_raise_and_then_go_on(comm, kind):
     optimizer = trained(comm, kind, 3, on_drift="synchronize")
     error = RuntimeWarning
@@ -240,7 +240,7 @@ def test_an_unknown_wish_is_named(naive):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WHOLE_KINDS)
 def test_nothing_else_is_taken_for_drift(comm, kind):
     optimizer = trained(comm, kind, 10_000)
     assert optimizer.t == 10_000 - KINDS[kind].delay

@@ -9,7 +9,7 @@ from chainer import Chain, Parameter
 from chainer.optimizers import SGD
 
 from tests.support.doubles.synchronizations import written_down
-from tests.support.training.exchanges import KINDS, exchanging
+from tests.support.training.exchanges import KINDS, WHOLE_KINDS, exchanging
 from tests.support.training.trainers import state_of
 
 pytestmark = pytest.mark.world
@@ -73,7 +73,7 @@ def assert_agreements(calls, number):
 
 
 @pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WHOLE_KINDS)
 @pytest.mark.parametrize(
     ("name", "is_over_nodes", "make"),
     [
@@ -109,7 +109,7 @@ def test_ranks_agree_once(world, kind, name, is_over_nodes, make):
             assert barriers == (kind != "synchronous"), each
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", WHOLE_KINDS)
 def test_only_the_first_and_the_last_update_of_an_accumulation_agree(kind):
     with written_down("flat") as (comm, calls):
         found = calls_of_updates(kind, comm, calls, Squares(), steps=3)

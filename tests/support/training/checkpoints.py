@@ -41,6 +41,18 @@ class Model(Chain):
         return loss
 
 
+class Loop:
+    """A target without a trainer."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.model = optimizer.target
+        self.optimizer = optimizer
+
+    def serialize(self, serializer: Any) -> None:
+        self.model.serialize(serializer["model"])
+        self.optimizer.serialize(serializer["optimizer"])
+
+
 def shuffled(dataset):
     return SerialIterator(dataset, 4)
 

@@ -28,7 +28,10 @@ KINDS = {
     "double buffering": Kind({"double_buffering": True}, delay=1),
     # Before backward and after it.
     "overlap": Kind({"overlap": True}, agreements=2),
+    "sharded": Kind({"sharded": True}),
 }
+# Those whose ranks step whole parameters, with any hooks and rules.
+WHOLE_KINDS = [name for name in KINDS if name != "sharded"]
 
 # For tests whose `comm` needs be no third party's, too: it shares memory, where
 # gradients lie that a reducer was given and that nobody steps along.

@@ -261,6 +261,8 @@ class Oracle:
         for rank in loading.intersection(broken):
             self._expected.errors[rank] = "KeyError"
             self._expected.are_states_known = False
+        if self._config.is_sharded and loading != self._everybody:
+            self._expected.are_states_known = False  # the others have parts of theirs
         self.new |= loading
         self.apart -= loading
         if assume:
@@ -409,6 +411,15 @@ class Oracle:
         failing = self._failing(update, IN_STEP)
         if all(each.overflows for each in means):
             failing -= self._failing(update, ["rule"])
+        if failing and self._config.is_sharded:
+            # Hooks fail before any rank calls a rule.
+            if in_hooks := self._failing(update, ["pre", "post"]):
+                failing = in_hooks
+            else:
+                self._expected.are_states_known = False
+                self.apart = self._everybody
+            errors = dict.fromkeys(self._everybody, PEER)
+            return {**errors, **dict.fromkeys(failing, PLANTED)}
         if failing or self.drifted:
             self._expected.are_states_known = False
             self.apart |= failing

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
@@ -78,6 +78,10 @@ class Config:
     @property
     def delay(self):
         return KINDS[self.kind].delay
+
+    @property
+    def is_sharded(self):
+        return self.kind == "sharded"
 
     @property
     def is_narrow(self):
@@ -169,7 +173,10 @@ class Trainee:
         """Return what comes of a command that some ranks are given."""
         error = ""
         text = ""
-        with warnings.catch_warnings(record=True) as caught:
+        whole = nullcontext()
+        if name == "save":  # on some ranks, of states of which all have parts
+            whole = self._optimizer.whole_states()
+        with whole, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
                 if self._rank in ranks:
@@ -179,7 +186,9 @@ class Trainee:
                 text = str(raised)
         told = [str(each.message) for each in caught]
         warned = [it for it in told if not any(known in it for known in KNOWN_WARNINGS)]
-        return Outcome(error, text, warned, self._optimizer.actual_optimizer)
+        with self._optimizer.whole_states():
+            optimizer = deepcopy(self._optimizer.actual_optimizer)
+        return Outcome(error, text, warned, optimizer)
 
     def begin(self):
         pass
@@ -352,7 +361,11 @@ class Trainee:
         def fail(*_):
             if left:
                 raise PlantedError(f"in {left.pop()}")
+            return 0.0
 
+        if self._config.is_sharded:  # which knows some of Chainer's hooks alone
+            fail = WeightDecay(Rate(fail))
+            place = place.replace("post", "pre")
         hooked = self._optimizer
         timing = place
         if place == "rule":  # other rules come before this one, and others after it
@@ -363,6 +376,18 @@ class Trainee:
             yield
         finally:
             hooked.remove_hook("planted")
+
+
+class Rate:
+    """A hook's number that calls a function where it is used."""
+
+    def __init__(self, call):
+        self._call = call
+
+    def __mul__(self, other):
+        return self._call() * other
+
+    __rmul__ = __mul__
 
 
 def _flip(array):

@@ -111,7 +111,7 @@ def setting_slots(optimizer: Any) -> list[Slot]:
         ),
         Slot(
             LOSS_SCALING,
-            partial(_scaling_of, optimizer),
+            partial(scaling_of, optimizer),
             vars(optimizer).update,
         ),
         *[
@@ -253,7 +253,7 @@ def _first_with(name: str, rows: Sequence[Facts]) -> tuple[int, Any]:
 
 def scaling_settings(optimizer: Any) -> dict[str, Any]:
     """Return the settings of loss scaling that no step changes."""
-    scaling = _scaling_of(optimizer)
+    scaling = scaling_of(optimizer)
     if scaling["_loss_scaling_is_dynamic"]:
         return {**scaling, "_loss_scale": "as adapted", _SCALING[-1]: None}
     return scaling
@@ -267,7 +267,7 @@ def scaling_checksum(optimizer: Any) -> int:
     """
     if getattr(optimizer, "_loss_scale", None) is None:
         return 0
-    scaling = _scaling_of(optimizer)
+    scaling = scaling_of(optimizer)
     # As floats, since 128 and 128.0 are the same scale.
     numbers = [float(value or 0) for value in scaling.values()]
     return zlib.crc32(repr(numbers).encode())
@@ -325,7 +325,8 @@ def _set_numbers(holder: Any, numbers: dict[str, Any]) -> None:
         setattr(holder, name, value)
 
 
-def _scaling_of(optimizer: Any) -> dict[str, Any]:
+def scaling_of(optimizer: Any) -> dict[str, Any]:
+    """Return the optimizer's attributes that scale losses."""
     return {name: getattr(optimizer, name, None) for name in _SCALING}
 
 

@@ -27,7 +27,7 @@ from ..trainer_introspection import updater_of, warn_of_lost_order
 from .atomic_file import new_file
 from .checked_file import RankFile, State, write_file, write_npz
 from .checkpoint_folder import OPERATION, CheckpointFolder, RunFiles, SaveNumber
-from .loading import RANDOM, load, restore, saved_state
+from .loading import RANDOM, load, restore, saved_state, whole_states
 from .same_on_all import by_size, divide, names_alike
 from .state_dict import require_serializable
 
@@ -142,7 +142,7 @@ class MultiNodeCheckpointer(Extension):
 
     def _save(self, target: Any, iteration: int, identity: str) -> None:
         comm = self.comm
-        with raise_together(comm.handshake, OPERATION):
+        with whole_states(comm, target):
             state = saved_state(target)
             state[RANDOM] = np.array(random_state(target))
         folder = self._folder_of(target)

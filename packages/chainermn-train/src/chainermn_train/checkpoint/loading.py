@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import zip_longest
 from typing import Any
@@ -28,6 +29,43 @@ RANDOM = RESERVED_PREFIX + "random"
 _POSITIONS = RESERVED_PREFIX + "positions"
 # A multi-node optimizer saves under this name how many gradients it has added up.
 _ADDED_UP = "chainermn/accumulation/counts"
+
+
+@contextmanager
+def whole_states(comm: CommunicatorBase, target: Any) -> Iterator[None]:
+    """Let the optimizers of ``target`` have their whole states in the block (collective).
+
+    Ranks may have parts of these states. Ranks agree on the block's end by ``comm``.
+
+    Raises:
+        ValueError: on all ranks, if ranks outside of ``comm`` have some of the parts.
+    """
+    optimizers = [it for it in _multi_node_optimizers(target) if it.sharded]
+    # All ranks of such an optimizer that are here raise alike.
+    with raise_together(comm.handshake, OPERATION, meet=False):
+        for optimizer in optimizers:
+            group = optimizer.communicator
+            if len(common_ranks(comm, group)) < group.size:
+                raise ValueError(
+                    "ranks that take no part in this save have parts of the optimizer's state "
+                    "(sharded=True): save on all ranks of the optimizer's communicator"
+                )
+    with ExitStack() as stack:
+        for optimizer in optimizers:
+            stack.enter_context(optimizer.whole_states())
+        stack.enter_context(raise_together(comm.handshake, OPERATION))
+        yield
+
+
+def _multi_node_optimizers(target: Any) -> list[MultiNodeOptimizer]:
+    """Return those of a trainer, an updater or another object that has optimizers; each once."""
+    candidates = [
+        target,
+        *optimizers_of(target).values(),
+        *getattr(target, "__dict__", {}).values(),
+    ]
+    found = [each for each in candidates if isinstance(each, MultiNodeOptimizer)]
+    return [each for each in dict.fromkeys(found) if each.target]
 
 
 def saved_state(target: Any) -> State:
@@ -73,9 +111,10 @@ def load(
     if has_same_size and RANDOM in state:
         restorers.append(partial(load_random_state, target, str(state[RANDOM])))
     # `optimizer` comes last, because some ranks may have been called without it.
-    candidates = [target, *optimizers_of(target).values(), optimizer]
-    found = [each for each in candidates if isinstance(each, MultiNodeOptimizer)]
-    _assume_synchronized(comm, [each for each in dict.fromkeys(found) if each.target])
+    found = _multi_node_optimizers(target)
+    if isinstance(optimizer, MultiNodeOptimizer) and optimizer not in found:
+        found.append(optimizer)
+    _assume_synchronized(comm, found)
     return restorers
 
 

@@ -32,7 +32,7 @@ from .atomic_file import advised
 from .checked_file import RESERVED_PREFIX, RankFile, State
 from .checkpoint_folder import OPERATION, CheckpointFolder, RunFiles, SaveNumber
 from .checkpointer import MultiNodeCheckpointer
-from .loading import load, parameters_of, restore, saved_state
+from .loading import load, parameters_of, restore, saved_state, whole_states
 from .state_dict import StateError
 
 # An int64 array of shape (): how many ranks took the snapshot.
@@ -168,7 +168,7 @@ class MultiNodeSnapshot(Extension):
         if not any(tokens):
             return
         self._compare_parts(trainer)
-        with raise_together(comm.handshake, OPERATION):
+        with whole_states(comm, self._target(trainer)):
             state = saved_state(self._target(trainer))
             state[_RANKS] = np.array(comm.size)
         with raise_together(comm.handshake, OPERATION):

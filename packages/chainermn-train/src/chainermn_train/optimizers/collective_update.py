@@ -16,7 +16,6 @@ from ..leaving import is_warned
 from ..slots import scaling_checksum
 from .accumulation import Accumulation
 from .agreement import OPERATION, Action, Row, exchange_rows, settle
-from .block_updates import step_in_blocks
 from .gradient_clipping import (
     StartAgainError,
     refuse_hooks_by_norm,
@@ -61,7 +60,6 @@ class CollectiveUpdate:
         """Update the parameters of ``optimizer``; ``arguments`` must be equal on all ranks."""
         self._optimizer = optimizer
         self._communicator = communicator
-        self._zero_fill = arguments["zero_fill"]
         self.agreements = 0
         self.is_warned = False
         self.exchange = exchange
@@ -126,6 +124,7 @@ class CollectiveUpdate:
     def forget(self) -> None:
         """Drop all gradients and all facts about other ranks, because this rank's state is new."""
         self.state.forget()
+        self.exchange.forget_states()
         self._drop_gradients()
 
     def _update_together(self, update: Callable[[], None]) -> None:
@@ -274,10 +273,10 @@ class CollectiveUpdate:
                 num_calls=num_calls,
                 num_added=num_added,
                 scaling=scaling_checksum(self._optimizer),
-                checksum=self.state.checksum(self._optimizer),
+                checksum=self.state.checksum(self._optimizer, exchange.has_changed),
             )
         if reducer is None:
-            reducer = self._communicator.make_reducer(self._zero_fill, OPERATION)
+            reducer = exchange.make_reducer()
         settings = self.state.settings(self._optimizer)
         signature = (*self.signature, ("call", call), *settings)
         rows = exchange_rows(reducer, signature, row)
@@ -310,12 +309,11 @@ class CollectiveUpdate:
         """Let gradients be means, and step along them if there are any."""
         try:
             if assign_means():
-                step_in_blocks(self._optimizer, self._params.params)
+                self.exchange.step(self._optimizer, self._params)
         except StartAgainError:  # raised before the step
             raise
         except BaseException as error:
-            # Such as a hook's error; this rank may not have stepped as the others did.
-            self.state.has_failed = True
+            self.state.has_failed = self.exchange.may_have_stepped
             tell_waiting_ranks(self._optimizer, error)
             raise
 
@@ -330,7 +328,9 @@ class CollectiveUpdate:
     def _share(self) -> None:
         """Drop gradients, and give rank 0's state to all (collective)."""
         self._drop_gradients()
+        self.exchange.gather_states(self._optimizer)
         self.state.share(self._optimizer)
+        self.exchange.forget_states()
 
     def _drop_gradients(self) -> None:
         """Drop gradients that are added up or in flight."""

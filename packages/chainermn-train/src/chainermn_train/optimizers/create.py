@@ -13,6 +13,7 @@ from .delayed_exchange import DelayedExchange
 from .gradient_exchange import GradientExchange
 from .multi_node_optimizer import MultiNodeOptimizer
 from .overlapped_exchange import OverlappedExchange
+from .sharded_exchange import ShardedExchange
 
 _ON_DRIFT = ("raise", "synchronize", "ignore")
 
@@ -26,6 +27,7 @@ def create_multi_node_optimizer(
     accumulate_steps: int = 1,
     overlap: bool | None = None,
     on_drift: str = "raise",
+    sharded: bool = False,
 ) -> MultiNodeOptimizer:
     """Make a Chainer optimizer that steps along the mean of all ranks' gradients (not collective).
 
@@ -70,6 +72,19 @@ def create_multi_node_optimizer(
             rank 0's state to all, with a warning; ``"ignore"`` compares nothing. Each
             update that exchanges gradients compares 2 KiB of the state, or a thousandth
             if that is more, so about 1,000 updates compare everything.
+        sharded: whether each rank keeps the optimizer's state of a part of each
+            parameter, and steps that part alone (ZeRO, stage 1), on the CPUs of one
+            machine. Parameters get the same bits; with ``GradientClipping`` they may
+            round otherwise. They lie in memory that the ranks share, once for the
+            machine, and a rank that writes to them writes to its own copy. Gradients
+            go through such memory, too, which takes as much again. Update rules must
+            compute each element by itself, as all of Chainer's do. Hooks must be
+            ``WeightDecay``, ``Lasso``, ``GradientHardClipping``, ``GradientClipping``
+            or ``MultiNodeGradientClipping``, called before the step. After an update
+            each parameter has this rank's own gradient, not the mean, and update rules
+            have no ``state``. Checkpoints of :func:`create_multi_node_checkpointer`
+            and :func:`multi_node_snapshot` hold the whole state, for any number of
+            ranks, sharded or not. ``overlap`` is ignored.
 
     Returns:
         An optimizer that is used like ``actual_optimizer``, see
@@ -78,7 +93,9 @@ def create_multi_node_optimizer(
     Raises:
         TypeError: an argument is no optimizer, no communicator or no integer.
         ValueError: ``accumulate_steps`` is less than 1, both ``overlap`` and
-            ``double_buffering`` are on, or ``on_drift`` is none of the three.
+            ``double_buffering`` are on, or ``on_drift`` is none of the three; or
+            ``sharded`` is on with ``double_buffering``, with the communicator
+            ``dummy``, or on several machines.
     """
     comm = require_communicator(communicator, "create_multi_node_optimizer")
     if isinstance(actual_optimizer, MultiNodeOptimizer):
@@ -99,6 +116,17 @@ def create_multi_node_optimizer(
         raise ValueError(
             f"on_drift must be one of {', '.join(_ON_DRIFT)}, not {on_drift!r}"
         )
+    is_dummy = getattr(communicator, "communicator_name", None) == "dummy"
+    if sharded and (double_buffering or is_dummy):
+        raise ValueError(
+            "sharded=True needs the means of an update's own gradients: choose another "
+            "communicator than dummy, and no double_buffering"
+        )
+    if sharded and comm.inter_size > 1:
+        raise ValueError(
+            "sharded=True works among the ranks of one machine alone: give the optimizer "
+            "a communicator of one machine, or use sharded=False"
+        )
     zero_fill = bool(zero_fill)
     settings = {
         "double_buffering": bool(double_buffering),
@@ -106,12 +134,15 @@ def create_multi_node_optimizer(
         "zero_fill": zero_fill,
         "overlap": overlap,
         "on_drift": on_drift,
+        "sharded": bool(sharded),
     }
-    if getattr(communicator, "communicator_name", None) == "dummy":
+    if is_dummy:
         settings["on_drift"] = "ignore"  # its ranks do drift apart
     only_on_gpus = overlap is None and comm.inter_size == 1
     if double_buffering:
         exchange: GradientExchange = DelayedExchange(comm, zero_fill)
+    elif sharded:
+        exchange = ShardedExchange(comm, zero_fill)
     elif overlap is False or steps > 1 or (only_on_gpus and not has_gpus):
         exchange = GradientExchange(comm, zero_fill)
     else:

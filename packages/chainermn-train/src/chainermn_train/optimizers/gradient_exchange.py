@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from chainermn_comm import CommunicatorBase, Reducer
@@ -10,6 +12,7 @@ from chainermn_comm import CommunicatorBase, Reducer
 from ..background_thread import BackgroundThread, raise_if_any
 from ..profiling import region
 from .agreement import OPERATION
+from .block_updates import step_in_blocks
 from .gradient_set import GradientSet, multiply_gradients, set_scale
 from .parameter_set import ParameterSet
 
@@ -29,6 +32,11 @@ class GradientExchange:
 
     #: Whether backward has shown this rank in which order gradients become final.
     can_plan = False
+    #: Whether the user has changed parameters of this rank since the last step, if the
+    #: exchange needs to know.
+    has_changed = False
+    #: Whether only some ranks may have stepped if a step has raised, as in a hook.
+    may_have_stepped = True
 
     def __init__(self, communicator: CommunicatorBase, zero_fill: bool) -> None:
         """Exchange on ``communicator``; not collective."""
@@ -60,9 +68,13 @@ class GradientExchange:
         """Compute gradients; with ``sends``, the same on all ranks, send them during backward."""
         loss.backward(loss_scale=scale)
 
+    def make_reducer(self) -> Reducer:
+        """Return a reducer, by which ranks agree if this one has no gradients."""
+        return self._communicator.make_reducer(self._zero_fill, OPERATION)
+
     def reducer_of(self, params: ParameterSet, scale: float | None) -> Reducer:
         """Return a reducer of the present gradients, which are final and have this loss scale."""
-        reducer = self._communicator.make_reducer(self._zero_fill, OPERATION)
+        reducer = self.make_reducer()
         # A communicator with its own method for the mean gets the model, and may look
         # at all of it.
         bucket = params
@@ -88,6 +100,10 @@ class GradientExchange:
         if scale is not None:
             set_scale(params.params, scale)
         return True
+
+    def step(self, optimizer: Any, params: ParameterSet) -> None:
+        """Let the optimizer step along the parameters' gradients."""
+        step_in_blocks(optimizer, params.params)
 
     def cancel(self) -> None:
         """End an exchange that has begun, on all ranks: none steps."""
@@ -134,6 +150,25 @@ class GradientExchange:
             return False
         means.assign()
         return True
+
+    # Of an exchange whose ranks step parts of the parameters alone.
+
+    #: Whether it is such a one.
+    is_sharded = False
+
+    def forget_states(self) -> None:
+        """Forget the state of this rank's parts, since the optimizer has another state."""
+
+    def gather_states(self, optimizer: Any) -> None:
+        """Give update rules without state that of all ranks' parts (collective)."""
+
+    def refuse_parts(self) -> None:
+        """Raise RuntimeError if update rules lack a state of which this rank has parts."""
+
+    @contextmanager
+    def whole_states(self, optimizer: Any) -> Iterator[None]:
+        """Let update rules have whole states in the block (collective)."""
+        yield
 
     def close(self, signature: tuple[tuple[str, str], ...]) -> None:
         """Wait for the thread, and free the channel (collective).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from copy import copy
 from functools import partial
 from typing import Any
@@ -31,6 +32,7 @@ _ARGUMENTS = frozenset(
         "double_buffering",
         "on_drift",
         "overlap",
+        "sharded",
         "zero_fill",
     }
 )
@@ -80,6 +82,11 @@ class MultiNodeOptimizer(AttributeProxy):
     def agreements(self) -> int:
         """How often ranks have agreed on what to do: the same on all ranks (not collective)."""
         return self._updates.agreements
+
+    @property
+    def sharded(self) -> bool:
+        """Whether each rank has a part of the optimizer's state (not collective)."""
+        return self._updates.exchange.is_sharded
 
     @property
     def is_warned(self) -> bool:
@@ -164,6 +171,8 @@ class MultiNodeOptimizer(AttributeProxy):
         Raises:
             RuntimeError: :meth:`setup` has not been called on this rank (PeerError on
                 the others); or an update of a model in parts has failed, see below.
+            ValueError: the optimizer is ``sharded``, and a rule or hook isn't known to
+                compute each element by itself.
             RankMismatchError: ranks have different optimizers, loss scales or
                 arguments; some ranks flush; states have drifted apart; or, without
                 ``zero_fill``, ranks lack different gradients (with double buffering on
@@ -252,6 +261,7 @@ class MultiNodeOptimizer(AttributeProxy):
             ValueError: the snapshot is of another class of optimizer, or holds gradients
                 that this optimizer, with other ``double_buffering`` or
                 ``accumulate_steps``, can't use.
+            RuntimeError: each rank has a part of the state, and this rank saves alone.
             BaseException: the error of the exchange in flight; the next collective call
                 raises it again, on all ranks.
         """
@@ -262,6 +272,7 @@ class MultiNodeOptimizer(AttributeProxy):
         is_loaded = isinstance(serializer, chainer.Deserializer)
         if is_loaded:  # also where it fails midway
             self._updates.forget()
+        exchange.refuse_parts()
         own = serializer["chainermn"]
         serialize_settings(optimizer, own)
         serialize_state(optimizer, serializer)
@@ -282,6 +293,17 @@ class MultiNodeOptimizer(AttributeProxy):
         self._updates.accumulation.serialize(
             own["accumulation"], target, comm.rank, comm.size
         )
+
+    def whole_states(self) -> AbstractContextManager[None]:
+        """Return a block in which update rules have their whole states (collective).
+
+        Checkpoints need the block if the optimizer is ``sharded``, and each rank has
+        parts of the states. The states take the memory of all parts on each rank.
+
+        Raises:
+            RankMismatchError: where the block begins, other ranks do something else.
+        """
+        return self._updates.exchange.whole_states(self.actual_optimizer)
 
     def assume_synchronized(self) -> None:
         """Declare that ranks have equal states, so that the next update doesn't send rank 0's.

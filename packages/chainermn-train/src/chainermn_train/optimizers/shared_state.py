@@ -114,10 +114,16 @@ class SharedState:
         }
         return entries_of(facts)
 
-    def checksum(self, optimizer: Any) -> int:
-        """Return the checksum of the part that ranks compare next; 0 if they compare nothing."""
+    def checksum(self, optimizer: Any, has_changed: bool) -> int:
+        """Return the checksum of the part that ranks compare next; 0 if they compare nothing.
+
+        If the user ``has_changed`` parameters here, no other rank returns the same
+        number, so that ranks compare everything.
+        """
         if self._arguments["on_drift"] == "ignore" or self.params is None:
             return 0
+        if has_changed:
+            return 1 + self._communicator.rank
         return self.drift.checksum(self.params.params, getattr(optimizer, "t", 0))
 
     def share(self, optimizer: Any) -> None:

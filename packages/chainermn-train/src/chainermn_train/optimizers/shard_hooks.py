@@ -1,0 +1,143 @@
+"""Which rules and hooks can step parts of parameters, and hooks that take a norm of all parts."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from chainer import GradientMethod
+from chainer.optimizer_hooks import (
+    GradientClipping,
+    GradientHardClipping,
+    Lasso,
+    WeightDecay,
+)
+
+from chainermn_comm import CommunicatorBase, global_norm
+
+from .agreement import OPERATION
+from .divided_model import common_ranks
+from .gradient_clipping import MultiNodeGradientClipping, hooks_of
+
+# Hooks that compute each element by itself, by the function that does so.
+_BY_ELEMENT = frozenset(
+    {WeightDecay.__call__, Lasso.__call__, GradientHardClipping.__call__}
+)
+_REMEDY = "use sharded=False"
+_NORM = struct.Struct("<d")
+
+
+def refuse_unsuitable(optimizer: Any, params: Iterable[Any]) -> None:
+    """Raise ValueError if steps of parts of parameters wouldn't be those of whole parameters."""
+    if getattr(type(optimizer), "update", None) is not GradientMethod.update:
+        raise ValueError(
+            f"{type(optimizer).__name__} has an update() of its own, which may need whole "
+            f"parameters: {_REMEDY}"
+        )
+    for name, hook in optimizer._hookable._pre_update_hooks.items():
+        if _call_of(hook) not in _BY_ELEMENT and _call_of(hook) not in _BY_NORM:
+            _refuse_hook(name, hook)
+    for name, hook in optimizer._hookable._post_update_hooks.items():
+        _refuse_hook(name, hook)
+    for param in params:
+        if param.update_rule is not None:
+            _check_rule(param.update_rule)
+
+
+def _check_rule(rule: Any) -> None:
+    for hook in hooks_of(rule):
+        if _call_of(hook) not in _BY_ELEMENT:
+            _refuse_hook(getattr(hook, "name", "of an update rule"), hook)
+    # The class has to say it itself: one that is derived may do more.
+    is_by_element = vars(type(rule)).get("is_elementwise", False)
+    if not is_by_element or any(name.startswith("update") for name in vars(rule)):
+        raise ValueError(
+            f"the update rule {type(rule).__name__} doesn't say that it computes each element "
+            f"by itself (by the class attribute is_elementwise): {_REMEDY}"
+        )
+    for name, value in rule.hyperparam.get_dict().items():
+        if np.ndim(value) > 0:
+            raise ValueError(
+                f"the hyperparameter {name} has a value for each element of a whole parameter: "
+                f"{_REMEDY}"
+            )
+
+
+def _refuse_hook(name: str, hook: Any) -> None:
+    raise ValueError(
+        f"the hook {name!r} ({type(hook).__name__}) may need whole parameters and gradients, "
+        f"of which each rank has a part: {_REMEDY}; these hooks, called before the step, are "
+        "known to need parts alone: WeightDecay, Lasso, GradientHardClipping, "
+        "GradientClipping, MultiNodeGradientClipping"
+    )
+
+
+def _call_of(hook: Any) -> Any:
+    return getattr(type(hook), "__call__", None)  # noqa: B004  (the function itself)
+
+
+def hooks_of_shards(
+    communicator: CommunicatorBase, optimizer: Any
+) -> dict[str, Callable[..., Any]]:
+    """Return the optimizer's hooks, with those by norm as they must be for parts."""
+    hooks = {}
+    for name, hook in optimizer._hookable._pre_update_hooks.items():
+        whole = _BY_NORM.get(_call_of(hook))
+        if whole is not None:
+            hook = partial(whole, communicator, hook)
+        hooks[name] = hook
+    return hooks
+
+
+def _clip(communicator: CommunicatorBase, hook: Any, optimizer: Any) -> None:
+    """Do what GradientClipping does, by the norm over all ranks' parts (collective)."""
+    params = optimizer.target.params(False)
+    squares = sum([_squares(param.grad) for param in params])
+    _scale_down(communicator, hook, optimizer, squares)
+
+
+def _clip_divided(communicator: CommunicatorBase, hook: Any, optimizer: Any) -> None:
+    """Do what MultiNodeGradientClipping does (collective), also for its ranks."""
+    if len(common_ranks(communicator, hook.comm)) > 1:
+        raise ValueError(
+            "MultiNodeGradientClipping has ranks in common with the optimizer, which is "
+            "sharded: give it the ranks that hold other parts of the model, or use "
+            "chainer.optimizer_hooks.GradientClipping"
+        )
+    hook._meet("a step", optimizer)
+    norm = global_norm(hook.comm, optimizer.target)
+    _scale_down(communicator, hook, optimizer, norm**2)
+
+
+def _scale_down(
+    communicator: CommunicatorBase, hook: Any, optimizer: Any, squares: float
+) -> None:
+    """Scale gradients to the hook's threshold; ``squares`` is of this rank's parts (collective)."""
+    rows = communicator.handshake(
+        OPERATION, (("hook", hook.name),), payload=_NORM.pack(squares)
+    )
+    norm = math.sqrt(sum([_NORM.unpack(row)[0] for row in rows]))
+    if norm <= hook.threshold:
+        return
+    # A norm that is no number makes all gradients so, as in Chainer.
+    rate = hook.threshold / norm
+    for param in optimizer.target.params(False):
+        param.grad *= rate
+
+
+def _squares(grad: np.ndarray) -> float:
+    """Return the sum of the squares, which is infinite if they are too large for the dtype."""
+    with np.errstate(over="ignore"):
+        return float(grad.dot(grad))
+
+
+# Functions that do the same with parts, given the communicator, the hook and the
+# optimizer. They are collective.
+_BY_NORM: dict[Any, Callable[..., None]] = {
+    GradientClipping.__call__: _clip,
+    MultiNodeGradientClipping.__call__: _clip_divided,
+}

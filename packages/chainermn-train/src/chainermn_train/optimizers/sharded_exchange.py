@@ -1,0 +1,334 @@
+"""Each rank steps its parts of the parameters alone (ZeRO, stage 1), on the CPUs of one machine.
+
+The parameters lie in a file that all ranks of the machine map. A rank writes its
+gradients to the file, too, but for its own parts, and ranks agree. Each takes the means
+of its parts, steps along them, and writes the new values, which all ranks see. Between
+steps a rank has the state of its parts, and update rules have none.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from chainermn_comm import CommunicatorBase, Reducer
+from chainermn_comm.numbers import sum_rows
+
+from ..collective_errors import allgather_checked, raise_together
+from ..profiling import region
+from ..slots import named_parameters, raise_if_different, scaling_of
+from .agreement import OPERATION
+from .block_updates import step_in_blocks
+from .gradient_exchange import GradientExchange
+from .gradient_set import multiply_gradients, present_gradient
+from .parameter_file import Form, ParameterFile
+from .parameter_set import ParameterSet
+from .shard_hooks import hooks_of_shards, refuse_unsuitable
+from .shards import (
+    Shard,
+    State,
+    cut,
+    is_empty,
+    merge,
+    part_of,
+    set_state,
+    state_of,
+    stepping_shards,
+)
+
+_NUMBER = np.dtype("<u4")  # of a parameter
+# What a rank says before the numbers of its missing gradients.
+_IN_FILE = b"\0"  # its parameters and gradients are in the file
+_ELSEWHERE = b"\1"
+
+
+class ShardedExchange(GradientExchange):
+    """Each update steps along the means of its own gradients, each rank for its parts."""
+
+    is_sharded = True
+
+    def __init__(self, communicator: CommunicatorBase, zero_fill: bool) -> None:
+        super().__init__(communicator, zero_fill)
+        self._file: ParameterFile | None = None
+        # Those of all parameters that had values when they came into the file.
+        self._shards: list[Shard] = []
+        # Whether all ranks have the same parameters since then.
+        self._are_in_file = False
+        # Whether update rules have the states of which all ranks have parts.
+        self._are_gathered = False
+        self._gradients: list[Any] = []  # flat, of these parameters; None if missing
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        twin = super().__deepcopy__(memo)
+        twin._file = None
+        twin._are_in_file = False
+        twin._shards = copy.deepcopy(self._shards, memo)
+        return twin
+
+    def make_reducer(self) -> ShardReducer:
+        return ShardReducer(super().make_reducer())
+
+    def reducer_of(self, params: ParameterSet, scale: float | None) -> Reducer:
+        reducer = self.make_reducer()
+        with raise_together(self._communicator.handshake, OPERATION, meet=False):
+            own = _ELSEWHERE
+            if self._are_in_file:
+                self.has_changed = not self._has_those_of(params)
+                if not self.has_changed and not self._has_whole_states():
+                    own = _IN_FILE
+            if own == _IN_FILE:
+                self._write_gradients(self._shards)
+            missing = [
+                number
+                for number, param in enumerate(params.params)
+                if present_gradient(param) is None
+            ]
+            reducer.own = own + np.array(missing, _NUMBER).tobytes()
+            if not self._zero_fill:
+                reducer.names = [name for name, _ in params.namedparams()]
+        self._reducer = reducer
+        return reducer
+
+    def finish(self, params: ParameterSet, scale: float | None, factor: float) -> bool:
+        reducer = self._reducer
+        self.cancel()
+        self.may_have_stepped = False
+        with region("communication"):
+            if any([row.startswith(_ELSEWHERE) for row in reducer.rows]):
+                self._put_into_file(params)
+            with raise_together(self._communicator.handshake, OPERATION, meet=False):
+                self._take_means(params, scale, reducer.missing())
+                if factor != 1:
+                    pieces = [shard.piece for shard in self._shards]
+                    multiply_gradients(pieces, factor)
+        return True
+
+    def step(self, optimizer: Any, params: ParameterSet) -> None:
+        handshake = self._communicator.handshake
+
+        def agree(optimizer: Any) -> None:
+            """Go on if all ranks' hooks have succeeded, without a step if gradients overflow."""
+            overflows = bool(getattr(optimizer, "_loss_scaling_isnan", False))
+            rows = handshake(OPERATION, (("hooks", "all"),), payload=bytes([overflows]))
+            if any([row[0] for row in rows]):
+                optimizer._loss_scaling_isnan = True
+                optimizer._loss_scaling_isnan_ever = True
+            self.may_have_stepped = True
+
+        scaling = scaling_of(optimizer)
+        # At the end all ranks have written their parts.
+        with raise_together(handshake, OPERATION):
+            refuse_unsuitable(optimizer, params.params)
+            hooks = hooks_of_shards(self._communicator, optimizer)
+            hooks["all ranks agree"] = agree
+            try:
+                with stepping_shards(optimizer, self._shards, hooks):
+                    step_in_blocks(optimizer, [shard.piece for shard in self._shards])
+            except BaseException:
+                if not self.may_have_stepped:  # this rank may have seen an overflow
+                    vars(optimizer).update(scaling)
+                raise
+
+    def cancel(self) -> None:
+        super().cancel()
+        self.has_changed = False
+
+    def drop(self) -> None:
+        super().drop()
+        self._are_in_file = False
+
+    # States.
+
+    def forget_states(self) -> None:
+        self._shards = []
+
+    def gather_states(self, optimizer: Any) -> None:
+        named = named_parameters(optimizer.target)
+
+        def own() -> dict[str, State]:
+            states = {name: self._state_of(param) for name, param in named}
+            return {name: it for name, it in states.items() if not is_empty(it)}
+
+        rows = allgather_checked(self._communicator, OPERATION, own)
+        for name, param in named:
+            parts = [row[name] for row in rows if name in row]
+            if is_empty(state_of(param)) and len(parts) == len(rows):
+                set_state(param, merge(parts, param.shape))
+
+    def refuse_parts(self) -> None:
+        parts = [shard for shard in self._shards if not is_empty(shard.state)]
+        if parts and not self._are_gathered:
+            raise RuntimeError(
+                "each rank has a part of the optimizer's state (sharded=True): save by "
+                "create_multi_node_checkpointer or multi_node_snapshot, whose checkpoints "
+                "have the whole state; or the model alone"
+            )
+
+    @contextmanager
+    def whole_states(self, optimizer: Any) -> Iterator[None]:
+        params = [shard.param for shard in self._shards]
+        lacking = [param for param in params if is_empty(state_of(param))]
+        self.gather_states(optimizer)
+        self._are_gathered = True
+        try:
+            yield
+        finally:
+            self._are_gathered = False
+            for param in lacking:
+                set_state(param, (None, None))
+
+    # The file.
+
+    def _part_of(self, param: Any) -> slice:
+        communicator = self._communicator
+        return part_of(param.size, communicator.rank, communicator.size)
+
+    def _state_of(self, param: Any) -> State:
+        """Return the state of this rank's part: of a state that was loaded, or as it stepped."""
+        state = state_of(param)
+        if not is_empty(state):
+            return cut(state, self._part_of(param))
+        for shard in self._shards:
+            if shard.param is param and shard.piece.update_rule is param.update_rule:
+                return shard.state
+        return state
+
+    def _has_those_of(self, params: ParameterSet) -> bool:
+        """Return whether the model has the parameters in the file, as the last step left them."""
+        assert self._file is not None
+        initialized = [param for param in params.params if param.is_initialized]
+        if len(initialized) != len(self._shards):
+            return False
+        for shard, param in zip(self._shards, initialized, strict=True):
+            if shard.param is not param or shard.array is not param.array:
+                return False
+        return not self._file.has_own_writes()
+
+    def _has_whole_states(self) -> bool:
+        """Return whether the user has loaded a state."""
+        return not all([is_empty(state_of(shard.param)) for shard in self._shards])
+
+    def _put_into_file(self, params: ParameterSet) -> None:
+        """Let all ranks have their parameters and gradients in the file (collective).
+
+        Each rank gives its parts of values and states.
+        """
+        communicator = self._communicator
+        named = [each for each in params.namedparams() if each[1].is_initialized]
+        with raise_together(communicator.handshake, OPERATION) as call:
+            for name, param in named:
+                _refuse_foreign(name, param)
+            forms = [Form(name, it.dtype, it.shape) for name, it in named]
+            call.signature = [
+                ("parameter", form.name, str(form.dtype), form.shape) for form in forms
+            ]
+        if self._file is None or self._file.forms != forms:
+            self._file = ParameterFile(communicator, forms)
+        file = self._file
+        with raise_together(communicator.handshake, OPERATION):
+            shards = []
+            for number, (_, param) in enumerate(named):
+                part = self._part_of(param)
+                values = file.parameters[number][part]
+                values[...] = param.array.reshape(-1)[part]
+                state = self._state_of(param)
+                shards.append(Shard(param, file.arrays[number], part, values, state))
+            self._write_gradients(shards)
+        self._shards = shards
+        file.drop_own_writes()
+        for shard in shards:
+            set_state(shard.param, (None, None))
+            if shard.param.array is not shard.array:
+                shard.param.array = shard.array
+        self._are_in_file = True
+
+    # Gradients.
+
+    def _write_gradients(self, shards: list[Shard]) -> None:
+        """Write the other ranks' parts of this rank's gradients."""
+        assert self._file is not None
+        places = self._file.gradients[self._communicator.rank]
+        self._gradients = []
+        for shard, place in zip(shards, places, strict=True):
+            grad = present_gradient(shard.param)
+            if grad is not None:
+                grad = np.ascontiguousarray(grad).reshape(-1)
+                place[: shard.part.start] = grad[: shard.part.start]
+                place[shard.part.stop :] = grad[shard.part.stop :]
+            self._gradients.append(grad)
+
+    def _take_means(
+        self, params: ParameterSet, scale: float | None, missing: list[set[int]]
+    ) -> None:
+        """Give this rank's parts the means of all ranks' gradients."""
+        assert self._file is not None
+        numbers = {id(param): number for number, param in enumerate(params.params)}
+        rank = self._communicator.rank
+        for index, shard in enumerate(self._shards):
+            piece = shard.piece
+            number = numbers[id(shard.param)]
+            piece.cleargrad()
+            piece._loss_scale = None
+            if all([number in lacks for lacks in missing]):
+                continue
+            rows = [flat[index][shard.part] for flat in self._file.gradients]
+            mean = rows[rank]  # no rank has written there
+            if number not in missing[rank]:
+                rows[rank] = self._gradients[index][shard.part]
+            for other, lacks in enumerate(missing):
+                if number in lacks:
+                    rows[other] = np.zeros_like(mean)
+            with np.errstate(all="ignore"):
+                sum_rows(rows, mean, len(rows))
+            piece.grad = mean
+            piece._loss_scale = scale
+        self._gradients = []
+
+
+class ShardReducer(Reducer):
+    """Lets ranks agree on gradients in the file.
+
+    Attributes:
+        own: what this rank says of them; nothing if there are none.
+        names: of the parameters of which ranks must have the same gradients.
+        rows: what each rank says.
+    """
+
+    def __init__(self, reducer: Reducer) -> None:
+        """Agree by a ``reducer`` without gradients."""
+        self._reducer = reducer
+        self.own = b""
+        self.names: list[str] = []
+        self.rows: list[bytes] = []
+
+    def agree(
+        self, signature: Iterable[tuple[Any, ...]] = (), payload: bytes = b""
+    ) -> list[bytes]:
+        rows = self._reducer.agree(signature, payload + self.own)
+        length = len(payload)
+        self.rows = [row[length:] for row in rows]
+        if all(self.rows):
+            self._compare(self.missing())
+        return [row[:length] for row in rows]
+
+    def missing(self) -> list[set[int]]:
+        """Return the numbers of the parameters of which each rank has no gradient."""
+        return [set(np.frombuffer(row[1:], _NUMBER).tolist()) for row in self.rows]
+
+    def _compare(self, missing: list[set[int]]) -> None:
+        texts = {True: "no gradient", False: "a gradient"}
+        for number, name in enumerate(self.names):
+            facts = [{"parameter": f"{name}: {texts[number in it]}"} for it in missing]
+            raise_if_different(OPERATION, self._reducer._rank, facts)
+
+
+def _refuse_foreign(name: str, param: Any) -> None:
+    if type(param.array) is not np.ndarray or param.dtype.kind != "f":
+        raise ValueError(
+            f"{name} is {type(param.array).__name__} of {param.dtype}: sharded=True is for real "
+            "numbers in host memory (NumPy's arrays)"
+        )

@@ -1,0 +1,158 @@
+"""Parts of parameters, which one rank steps, and the model that these parts are to an optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import chainer
+import numpy as np
+
+from ..slots import is_array, master_of, set_master
+
+# Parts begin at cache lines, if parameters have 4 bytes.
+_ALIGNMENT = 16
+
+# The state of an update rule by its keys, and the float32 value beside a float16
+# parameter, each None if there is none.
+State = tuple[dict[str, Any] | None, Any]
+
+
+@dataclass(eq=False)
+class Shard:
+    """This rank's part of a parameter, with the part's state.
+
+    Between two steps the update rule of the parameter has no state.
+
+    Attributes:
+        param: the model's parameter.
+        array: its array, in the file of the machine.
+        part: where the rank's part lies in the flat parameter.
+        values: the part's values, where all ranks of the machine have them.
+        piece: the part as a parameter, which optimizers can step.
+        state: the part's state.
+    """
+
+    param: Any
+    array: Any
+    part: slice
+    values: np.ndarray
+    state: State
+
+    def __post_init__(self) -> None:
+        self.piece = chainer.Parameter(self.values, name=self.param.name)
+        self.piece.update_rule = self.param.update_rule
+        # How ranks hold a model in parts; see `chainermn_comm.Sharding`.
+        self.piece.shardings = getattr(self.param, "shardings", ())
+
+    def lend_state(self) -> None:
+        """Let the update rule have the part's state, and be the piece's."""
+        rule = self.param.update_rule
+        if self.piece.update_rule is not rule:  # the user has given another one
+            self.piece.update_rule = rule
+            self.state = (None, None)
+        set_state(self.param, self.state)
+
+    def take_state(self) -> None:
+        """Take the state that the update rule has now, and the values if they lie elsewhere."""
+        if self.piece.array is not self.values:  # the rule has float32 values, too
+            self.values[...] = self.piece.array
+            self.piece.array = self.values
+        self.state = state_of(self.param)
+        set_state(self.param, (None, None))
+
+
+def part_of(size: int, rank: int, ranks: int) -> slice:
+    """Return which elements of so many are one rank's."""
+    start, stop = [
+        size * bound // ranks // _ALIGNMENT * _ALIGNMENT for bound in (rank, rank + 1)
+    ]
+    if rank == ranks - 1:
+        stop = size
+    return slice(start, stop)
+
+
+def state_of(param: Any) -> State:
+    """Return the state of a parameter's update rule, which may be None."""
+    rule = param.update_rule
+    return getattr(rule, "state", None), master_of(param)
+
+
+def set_state(param: Any, state: State) -> None:
+    """Give an update rule, if there is one, this state."""
+    if param.update_rule is not None:
+        param.update_rule._state = state[0]
+        set_master(param, state[1])
+
+
+def is_empty(state: State) -> bool:
+    """Return whether an update rule has no state."""
+    return state[0] is None and state[1] is None
+
+
+def cut(state: State, part: slice) -> State:
+    """Return a part of the state of a whole parameter."""
+    return _mapped(lambda value: value.reshape(-1)[part].copy(), [state])
+
+
+def merge(states: Sequence[State], shape: tuple[int, ...]) -> State:
+    """Return the state of a whole parameter of that shape, of its parts in order."""
+    return _mapped(lambda *parts: np.concatenate(parts).reshape(shape), states)
+
+
+def _mapped(function: Callable[..., Any], states: Sequence[State]) -> State:
+    """Return a state whose arrays are the function's results for those of some states."""
+
+    def result(*values: Any) -> Any:
+        if is_array(values[0]):
+            return function(*values)
+        return values[0]
+
+    merged: dict[str, Any] | None = None
+    if states[0][0] is not None:
+        dicts = [state[0] or {} for state in states]
+        merged = {key: result(*[each[key] for each in dicts]) for key in dicts[0]}
+    return merged, result(*[state[1] for state in states])
+
+
+class ShardModel:
+    """What an optimizer steps in the place of its model: this rank's parts of the parameters."""
+
+    def __init__(self, target: Any, shards: Iterable[Shard]) -> None:
+        pieces = {id(shard.param): shard.piece for shard in shards}
+        # As often as the model has them. One without values is its own piece.
+        self._named = [
+            (name, pieces.get(id(param), param)) for name, param in target.namedparams()
+        ]
+
+    def namedparams(self, include_uninit: bool = True) -> list[tuple[str, Any]]:
+        return [
+            (name, param)
+            for name, param in self._named
+            if include_uninit or param.is_initialized
+        ]
+
+    def params(self, include_uninit: bool = True) -> list[Any]:
+        return [param for _, param in self.namedparams(include_uninit)]
+
+
+@contextmanager
+def stepping_shards(
+    optimizer: Any, shards: Sequence[Shard], hooks: dict[str, Any]
+) -> Iterator[None]:
+    """Let an optimizer step shards in the block, with these hooks before a step."""
+    target = optimizer.target
+    own_hooks = optimizer._hookable._pre_update_hooks
+    optimizer.target = ShardModel(target, shards)
+    optimizer._hookable._pre_update_hooks = hooks
+    for shard in shards:
+        shard.lend_state()
+    try:
+        yield
+    finally:
+        for shard in shards:
+            shard.take_state()
+        optimizer._hookable._pre_update_hooks = own_hooks
+        optimizer.target = target
