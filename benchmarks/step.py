@@ -43,6 +43,7 @@ DUMMY = "dummy"
 SYNCHRONOUS = "synchronous"
 TRACE_VARIABLE = "CHAINERMN_TRACE"
 TRACED = "traced"  # synchronous, with that variable
+SHARDED = "sharded"
 DDP = "DDP over gloo"
 # Ours: the arguments of `create_multi_node_optimizer`.
 OURS: dict[str, dict[str, Any]] = {
@@ -52,10 +53,18 @@ OURS: dict[str, dict[str, Any]] = {
     "drift ignored": {"overlap": False, "on_drift": "ignore"},
     "double buffering": {"overlap": False, "double_buffering": True},
     "overlapped": {"overlap": True},
+    SHARDED: {"sharded": True},
 }
 WAYS = [ALONE, BARRIER, RAW, BUNDLED, *OURS, DDP]
-# They show what one machine's memory and Python take, which is little beside a link.
-ONE_MACHINE_WAYS = (RAW, BUNDLED, DUMMY, TRACED)
+# They show what one machine's memory and Python take, which is little beside a link; or
+# they work on one machine alone.
+ONE_MACHINE_WAYS = (RAW, BUNDLED, DUMMY, TRACED, SHARDED)
+# Chainer's optimizers by name, with their arguments.
+RULES: dict[str, dict[str, float]] = {
+    "SGD": {"lr": 0.01},
+    "MomentumSGD": {"lr": 0.01},
+    "Adam": {},
+}
 # Each rank steps along its own gradients.
 OWN_WEIGHTS = (ALONE, BARRIER, RAW, DUMMY)
 
@@ -120,6 +129,7 @@ def arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--hosts", action="store_true", help="two hosts, made of namespaces")
     add("--rate", default="1gbit", help="what each host may send (1gbit)")
+    add("--rule", default="SGD", choices=RULES, help="what steps (SGD)")
     add("--plot", type=Path, default=RESULT / "step.png", metavar="FILE")
     add("--models", nargs="+", choices=MODELS, metavar="NAME", help=", ".join(MODELS))
     add("--ways", nargs="+", choices=WAYS, metavar="NAME", help=", ".join(WAYS))
@@ -162,7 +172,7 @@ def measure_model(
     comm: MPI.Intracomm, model: Model, args: argparse.Namespace
 ) -> tuple[list[Row], int]:
     """Time the steps of all ways; return rows and the number of disturbed rounds."""
-    ways = Ways(comm, model)
+    ways = Ways(comm, model, args.rule)
     cases = ways.cases(args.ways)
     for case in cases:
         for _ in range(WARM_UP_STEPS):
@@ -183,9 +193,10 @@ def measure_model(
 class Ways:
     """The ways to exchange gradients, each with a copy of a model."""
 
-    def __init__(self, comm: MPI.Intracomm, model: Model) -> None:
+    def __init__(self, comm: MPI.Intracomm, model: Model, rule: str) -> None:
         self._comm = comm
         self._model = model
+        self._rule = rule
         self._batch = model.examples(comm.rank)
         self._closing: list[Callable[[], object]] = []
 
@@ -236,10 +247,13 @@ class Ways:
         # its own. What is under way at the end must not fall into another's turn.
         return Case(name, step, step, is_right, finish)
 
+    def _optimizer(self) -> Any:
+        return getattr(chainer.optimizers, self._rule)(**RULES[self._rule])
+
     def _optimized(self, name: str, wrap: Callable[[Any], Any]) -> Case:
         """Return the steps of an optimizer."""
         model = self._model.make()
-        optimizer = wrap(chainer.optimizers.SGD(0.01)).setup(model)
+        optimizer = wrap(self._optimizer()).setup(model)
         self._closing.append(getattr(optimizer, "finalize", nothing))
         return self._case(
             name,
@@ -253,7 +267,7 @@ class Ways:
     ) -> Case:
         """Return steps that call something between backward and the update."""
         model = self._model.make()
-        optimizer = chainer.optimizers.SGD(0.01).setup(model)
+        optimizer = self._optimizer().setup(model)
         exchange = make([param for _, param in sorted(model.namedparams())])
 
         def step() -> None:
@@ -300,7 +314,12 @@ class Ways:
         for n_in, n_out in pairwise(self._model.widths):
             layers += [torch.nn.Linear(n_in, n_out), torch.nn.ReLU()]
         model = DistributedDataParallel(torch.nn.Sequential(*layers[:-1]))
-        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        if self._rule == "Adam":
+            optimizer = torch.optim.Adam(model.parameters())
+        elif self._rule == "MomentumSGD":
+            optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+        else:
+            optimizer = torch.optim.SGD(model.parameters(), 0.01)
         x = torch.from_numpy(self._batch[0])
         t = torch.from_numpy(self._batch[1]).long()
 
