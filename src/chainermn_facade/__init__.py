@@ -8,6 +8,7 @@ from chainermn_modelparallel import MultiNodeChainList, share_loss_scale
 from chainermn_train import (
     DataSizeError,
     MultiNodeGradientClipping,
+    PowerSGD,
     create_empty_dataset,
     create_multi_node_checkpoint,
     create_multi_node_checkpointer,
@@ -32,6 +33,7 @@ __all__ = [
     "DataSizeError",
     "MultiNodeChainList",
     "MultiNodeGradientClipping",
+    "PowerSGD",
     "__version__",
     "create_communicator",
     "create_empty_dataset",

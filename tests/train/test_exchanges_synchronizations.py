@@ -106,7 +106,8 @@ def test_ranks_agree_once(world, kind, name, is_over_nodes, make):
             # After small terms are written, which is the agreement where gradients move
             # at once.
             assert not moves_data
-            assert barriers == (kind != "synchronous"), each
+            # There is no matrix that PowerSGD compresses.
+            assert barriers == (kind not in ("synchronous", "PowerSGD")), each
 
 
 @pytest.mark.parametrize("kind", WHOLE_KINDS)

@@ -138,6 +138,7 @@ ARGUMENTS = {
     "accumulate_steps": 2,
     "overlap": True,
     "on_drift": "ignore",
+    "compression": "float16",
 }
 
 

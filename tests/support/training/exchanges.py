@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from chainer import Link
 
-from chainermn_train import create_multi_node_optimizer
+from chainermn_train import PowerSGD, create_multi_node_optimizer
 from tests.support.training.trainers import parameter_bits, state_of
 
 
@@ -21,6 +21,7 @@ class Kind:
     arguments: dict[str, Any] = field(default_factory=dict)
     delay: int = 0  # steps from that which takes gradients to that which uses them
     agreements: int = 1  # of an update, the first of which comes before data move
+    tolerance: float = 1e-10  # of parameters in double precision
 
 
 KINDS = {
@@ -29,6 +30,10 @@ KINDS = {
     # Before backward and after it.
     "overlap": Kind({"overlap": True}, agreements=2),
     "sharded": Kind({"sharded": True}),
+    # Of so many columns that products lack nothing.
+    "PowerSGD": Kind(
+        {"compression": PowerSGD(32, start_step=0, min_ratio=0)}, tolerance=1e-5
+    ),
 }
 # Those whose ranks step whole parameters, with any hooks and rules.
 WHOLE_KINDS = [name for name in KINDS if name != "sharded"]

@@ -20,6 +20,7 @@ from tests.train.optimizer_machine.trainee import (
     NOWHERE,
     PEER,
     PLANTED,
+    SHAPE,
     Config,
     batch,
 )
@@ -368,7 +369,7 @@ class Oracle:
         for rank in self._everybody - without:
             for part in self._optimizers[rank].target.children():
                 if not part.w.is_initialized:
-                    part.w.initialize(2)
+                    part.w.initialize(SHAPE)
                     self.new |= {rank}
 
     def _terms(self, update):
@@ -447,7 +448,7 @@ def _gradients(optimizer, update, rank):
             continue
         for name, param in part.namedparams(include_uninit=False):
             if name == "/w":
-                target = x
+                target = x.reshape(SHAPE)
             else:
                 target = x[0]
             grads[f"/{part.name}{name}"] = np.float64(param.array) - target

@@ -102,14 +102,17 @@ def batch(number, rank):
     return RandomState((number, rank)).uniform(-1, 1, 2)
 
 
+SHAPE = (1, 2)  # of a part's matrix
+
+
 class Part(Link):
-    """Two numbers, which a lazy one gets when it is used, and one that is 0-d."""
+    """A matrix of two numbers, which a lazy one gets when it is used, and a number that is 0-d."""
 
     def __init__(self, dtype, is_lazy, *seed):
         super().__init__()
         random = RandomState((*seed, 7))  # others than a batch's numbers
         w, s = np.split(random.uniform(-1, 1, 3), [2])
-        initial = w.astype(dtype)
+        initial = w.astype(dtype).reshape(SHAPE)
         if is_lazy:
             initial = chainer.initializers.Constant(w[0], dtype)
         with self.init_scope():
@@ -118,9 +121,9 @@ class Part(Link):
 
     def __call__(self, x):
         if not self.w.is_initialized:
-            self.w.initialize(2)
+            self.w.initialize(SHAPE)
         x = x.astype(self.s.dtype)
-        return (F.sum((self.w - x) ** 2) + (self.s - x[0]) ** 2) / 2
+        return (F.sum((self.w - x.reshape(SHAPE)) ** 2) + (self.s - x[0]) ** 2) / 2
 
 
 class Tiny(Chain):
@@ -314,7 +317,7 @@ class Trainee:
         if overflows:
             loss += F.sum(w) * np.inf
         if place == "backward":
-            loss += FailingBackward().apply((w,))[0][0]
+            loss += F.sum(FailingBackward().apply((w,))[0])
         return loss
 
     def _made(self, names, seed, scale):

@@ -1,6 +1,7 @@
 """Extensions of Chainer's Trainer that work over ranks."""
 
 from .allreduce_persistent import AllreducePersistent
+from .compression_report import CompressionReport
 from .early_stopping import MultiNodeEarlyStoppingTrigger
 from .evaluator import create_multi_node_evaluator
 from .generic_evaluator import GenericMultiNodeEvaluator
@@ -10,6 +11,7 @@ from .throughput import ThroughputReport
 
 __all__ = [
     "AllreducePersistent",
+    "CompressionReport",
     "GenericMultiNodeEvaluator",
     "MultiNodeEarlyStoppingTrigger",
     "ObservationAggregator",

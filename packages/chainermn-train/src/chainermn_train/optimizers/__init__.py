@@ -5,10 +5,12 @@ from .divided_model import common_ranks as common_ranks
 from .gradient_clipping import MultiNodeGradientClipping
 from .join import join
 from .multi_node_optimizer import MultiNodeOptimizer
+from .power_sgd import PowerSGD
 
 __all__ = [
     "MultiNodeGradientClipping",
     "MultiNodeOptimizer",
+    "PowerSGD",
     "create_multi_node_optimizer",
     "join",
 ]

@@ -9,10 +9,13 @@ from chainer.backends.cuda import available as has_gpus
 from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import require_communicator, require_integer
+from .compressed_exchange import CompressedExchange
 from .delayed_exchange import DelayedExchange
 from .gradient_exchange import GradientExchange
 from .multi_node_optimizer import MultiNodeOptimizer
+from .narrowed_communicator import NarrowedCommunicator
 from .overlapped_exchange import OverlappedExchange
+from .power_sgd import PowerSGD
 from .sharded_exchange import ShardedExchange
 
 _ON_DRIFT = ("raise", "synchronize", "ignore")
@@ -28,6 +31,7 @@ def create_multi_node_optimizer(
     overlap: bool | None = None,
     on_drift: str = "raise",
     sharded: bool = False,
+    compression: PowerSGD | str | None = None,
 ) -> MultiNodeOptimizer:
     """Make a Chainer optimizer that steps along the mean of all ranks' gradients (not collective).
 
@@ -85,6 +89,9 @@ def create_multi_node_optimizer(
             have no ``state``. Checkpoints of :func:`create_multi_node_checkpointer`
             and :func:`multi_node_snapshot` hold the whole state, for any number of
             ranks, sharded or not. ``overlap`` is ignored.
+        compression: makes gradients smaller for a slow network: a :class:`PowerSGD`, or
+            ``"float16"`` or ``"bfloat16"``, in which this optimizer's gradients travel
+            on a communicator without an ``allreduce_grad_dtype``.
 
     Returns:
         An optimizer that is used like ``actual_optimizer``, see
@@ -92,9 +99,10 @@ def create_multi_node_optimizer(
 
     Raises:
         TypeError: an argument is no optimizer, no communicator or no integer.
-        ValueError: ``accumulate_steps`` is less than 1, both ``overlap`` and
-            ``double_buffering`` are on, or ``on_drift`` is none of the three; or
-            ``sharded`` is on with ``double_buffering``, with the communicator
+        ValueError: ``accumulate_steps`` is less than 1; two of ``overlap``,
+            ``double_buffering`` and PowerSGD are on; ``on_drift`` or ``compression`` is
+            none of these; gradients would travel in two dtypes; or ``sharded`` is on
+            with ``double_buffering``, with ``compression``, with the communicator
             ``dummy``, or on several machines.
     """
     comm = require_communicator(communicator, "create_multi_node_optimizer")
@@ -117,10 +125,10 @@ def create_multi_node_optimizer(
             f"on_drift must be one of {', '.join(_ON_DRIFT)}, not {on_drift!r}"
         )
     is_dummy = getattr(communicator, "communicator_name", None) == "dummy"
-    if sharded and (double_buffering or is_dummy):
+    if sharded and (double_buffering or compression is not None or is_dummy):
         raise ValueError(
             "sharded=True needs the means of an update's own gradients: choose another "
-            "communicator than dummy, and no double_buffering"
+            "communicator than dummy, no double_buffering and no compression"
         )
     if sharded and comm.inter_size > 1:
         raise ValueError(
@@ -135,16 +143,28 @@ def create_multi_node_optimizer(
         "overlap": overlap,
         "on_drift": on_drift,
         "sharded": bool(sharded),
+        "compression": compression,
     }
     if is_dummy:
         settings["on_drift"] = "ignore"  # its ranks do drift apart
     only_on_gpus = overlap is None and comm.inter_size == 1
-    if double_buffering:
-        exchange: GradientExchange = DelayedExchange(comm, zero_fill)
-    elif sharded:
-        exchange = ShardedExchange(comm, zero_fill)
+    sending = comm
+    is_dtype = compression is not None and not isinstance(compression, PowerSGD)
+    if is_dtype and communicator is not None:
+        sending = NarrowedCommunicator(comm, compression)
+    if sharded:
+        exchange: GradientExchange = ShardedExchange(comm, zero_fill)
+    elif isinstance(compression, PowerSGD):
+        if overlap or double_buffering:
+            raise ValueError(
+                "PowerSGD needs whole gradients before it sends any: use it without overlap "
+                "and double_buffering"
+            )
+        exchange = CompressedExchange(comm, zero_fill, compression)
+    elif double_buffering:
+        exchange = DelayedExchange(sending, zero_fill)
     elif overlap is False or steps > 1 or (only_on_gpus and not has_gpus):
-        exchange = GradientExchange(comm, zero_fill)
+        exchange = GradientExchange(sending, zero_fill)
     else:
-        exchange = OverlappedExchange(comm, zero_fill, only_on_gpus)
+        exchange = OverlappedExchange(sending, zero_fill, only_on_gpus)
     return MultiNodeOptimizer(actual_optimizer, comm, settings, exchange)

@@ -141,6 +141,13 @@ class GradientExchange:
             "the snapshot holds gradients in flight: use double_buffering=True"
         )
 
+    def serialize(self, serializer: Any, target: Any) -> None:
+        """Save or load what is kept from one step to the next, besides pending gradients."""
+
+    def error_norm(self) -> float:
+        """Return the norm of what gradients have lost on this rank, and will get back later."""
+        return 0.0
+
     def assign_pending(self) -> bool:
         """Wait, and give parameters the pending means; return whether there were any."""
         self.wait()

@@ -29,6 +29,7 @@ _ARGUMENTS = frozenset(
     {
         "accumulate_steps",
         "communicator",
+        "compression",
         "double_buffering",
         "on_drift",
         "overlap",
@@ -92,6 +93,11 @@ class MultiNodeOptimizer(AttributeProxy):
     def is_warned(self) -> bool:
         """Whether a signal has warned a rank: after an update the same on all (not collective)."""
         return self._updates.is_warned
+
+    @property
+    def compression_error(self) -> float:
+        """The norm of what PowerSGD has kept back on this rank so far (not collective)."""
+        return self._updates.exchange.error_norm()
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _ARGUMENTS and "_updates" in vars(self):
@@ -293,6 +299,7 @@ class MultiNodeOptimizer(AttributeProxy):
         self._updates.accumulation.serialize(
             own["accumulation"], target, comm.rank, comm.size
         )
+        exchange.serialize(own["compression"], target)
 
     def whole_states(self) -> AbstractContextManager[None]:
         """Return a block in which update rules have their whole states (collective).
