@@ -56,6 +56,7 @@ def arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--many", action="store_true", help="2, 4 and 8 hosts of one rank")
     add("--rate", default="1gbit", help="what each host may send (1gbit)")
+    add("--burst", default="256kb", help="what may be sent faster (256kb)")
     return parser.parse_args()
 
 

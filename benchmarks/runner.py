@@ -123,7 +123,8 @@ def main_on_hosts(
 ) -> int:
     """Run jobs on hosts that are namespaces of this machine, or run as a rank of one.
 
-    ``args.rate`` is what each host may send, such as ``"1gbit"``.
+    ``args.rate`` is what each host may send, such as ``"1gbit"``, and ``args.burst``
+    what may be sent faster.
     """
     if IS_RANK:
         return _run_as_rank(args, run)
@@ -138,7 +139,7 @@ def main_on_hosts(
         words += [f"--{name}", getattr(args, name).resolve()]
     for ranks in jobs:
         with Cluster(tuple(ranks)) as cluster:
-            cluster.limit(args.rate)
+            cluster.limit(args.rate, args.burst)
             environment = {"OMP_NUM_THREADS": "1"}
             job = cluster.job(
                 dict(ranks), *words, environment=environment, seconds=args.timeout

@@ -34,7 +34,7 @@ from report import Ratio, are_right, draw, environment, headline, save, show
 from runner import RESULT, Case, Row, measure, nothing
 
 from chainermn_comm import create_communicator
-from chainermn_train import create_multi_node_optimizer
+from chainermn_train import PowerSGD, create_multi_node_optimizer
 
 ALONE = "no exchange"
 BARRIER = "barrier"
@@ -44,7 +44,10 @@ SYNCHRONOUS = "synchronous"
 TRACE_VARIABLE = "CHAINERMN_TRACE"
 TRACED = "traced"  # synchronous, with that variable
 SHARDED = "sharded"
+POWER_SGD = "PowerSGD"
 DDP = "DDP over gloo"
+DDP_POWER_SGD = "DDP, PowerSGD"
+RANK = 4  # of both
 # Ours: the arguments of `create_multi_node_optimizer`.
 OURS: dict[str, dict[str, Any]] = {
     DUMMY: {"overlap": False},
@@ -54,8 +57,10 @@ OURS: dict[str, dict[str, Any]] = {
     "double buffering": {"overlap": False, "double_buffering": True},
     "overlapped": {"overlap": True},
     SHARDED: {"sharded": True},
+    POWER_SGD: {"compression": PowerSGD(RANK, start_step=0)},
 }
-WAYS = [ALONE, BARRIER, RAW, BUNDLED, *OURS, DDP]
+OF_DDP = (DDP, DDP_POWER_SGD)
+WAYS = [ALONE, BARRIER, RAW, BUNDLED, *OURS, *OF_DDP]
 # They show what one machine's memory and Python take, which is little beside a link; or
 # they work on one machine alone.
 ONE_MACHINE_WAYS = (RAW, BUNDLED, DUMMY, TRACED, SHARDED)
@@ -75,6 +80,7 @@ COLUMNS = (
     Ratio("/ bundled", BUNDLED, inverse=True),
     Ratio("ms / sync.", SYNCHRONOUS),
     Ratio("ms / DDP", DDP),
+    Ratio("ms / DDP, PowerSGD", DDP_POWER_SGD),
 )
 # Each turn lasts about so long, so that a clock and a barrier count little.
 TURN_MS = 30.0
@@ -116,6 +122,7 @@ EIGHT_LAYERS = (784, *[1000] * 7, 10)
 # 7.2 MB take a link of 1 Gbit/s 60 ms. With 1600 examples computing takes three times
 # that.
 HOSTS_MODELS = {
+    "3 layers, batch 100": Model((784, 1000, 1000, 10), 100),
     "3 layers, batch 1600": Model((784, 1000, 1000, 10), 1600),
     "3 layers, batch 400": Model((784, 1000, 1000, 10), 400),
     "8 layers, batch 400": Model(EIGHT_LAYERS, 400),
@@ -130,6 +137,7 @@ def arguments() -> argparse.Namespace:
     add("--hosts", action="store_true", help="two hosts, made of namespaces")
     add("--rate", default="1gbit", help="what each host may send (1gbit)")
     add("--rule", default="SGD", choices=RULES, help="what steps (SGD)")
+    add("--burst", default="16kb", help="what may be sent faster (16kb)")
     add("--plot", type=Path, default=RESULT / "step.png", metavar="FILE")
     add("--models", nargs="+", choices=MODELS, metavar="NAME", help=", ".join(MODELS))
     add("--ways", nargs="+", choices=WAYS, metavar="NAME", help=", ".join(WAYS))
@@ -212,8 +220,8 @@ class Ways:
                 made.append(self._bundled())
             elif name in OURS:
                 made.append(self._ours(name))
-            elif name == DDP and importlib.util.find_spec("torch") is not None:
-                made.append(self._ddp())
+            elif name in OF_DDP and importlib.util.find_spec("torch") is not None:
+                made.append(self._ddp(name))
         return made
 
     def close(self) -> None:
@@ -305,7 +313,7 @@ class Ways:
 
         return self._optimized(BUNDLED, wrap)
 
-    def _ddp(self) -> Case:
+    def _ddp(self, name: str) -> Case:
         import torch  # type: ignore[import-not-found,unused-ignore]
         from torch.nn.parallel import DistributedDataParallel
 
@@ -313,7 +321,19 @@ class Ways:
         layers: list[Any] = []
         for n_in, n_out in pairwise(self._model.widths):
             layers += [torch.nn.Linear(n_in, n_out), torch.nn.ReLU()]
-        model = DistributedDataParallel(torch.nn.Sequential(*layers[:-1]))
+        bucket_mb = None
+        if name == DDP_POWER_SGD:
+            # All in one: over gloo the hook sends those of several in any order.
+            bucket_mb = 1000
+        model = DistributedDataParallel(
+            torch.nn.Sequential(*layers[:-1]), bucket_cap_mb=bucket_mb
+        )
+        if name == DDP_POWER_SGD:
+            from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+            # It needs two steps without compression.
+            state = powerSGD_hook.PowerSGDState(None, RANK, start_powerSGD_iter=2)
+            model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
         if self._rule == "Adam":
             optimizer = torch.optim.Adam(model.parameters())
         elif self._rule == "MomentumSGD":
@@ -332,7 +352,7 @@ class Ways:
         def weights() -> list[np.ndarray]:
             return [each.detach().numpy() for each in model.parameters()]
 
-        return self._case(DDP, step, weights)
+        return self._case(name, step, weights)
 
 
 def weights_of(model: Any) -> list[np.ndarray]:
