@@ -221,7 +221,9 @@ def test_memory_that_runs_out_between_factors_leaves_parameters_as_they_were(
     with monkeypatch.context() as patch:
         if naive.rank == 1:
             error = MemoryError
-            matrix = sys.modules["chainermn_train.optimizers.power_sgd"].Matrix
+            matrix = sys.modules[
+                "chainermn_train.optimizers.exchanges.power_sgd"
+            ].Matrix
             patch.setattr(matrix, "make_right", lambda _: np.empty(1 << 50))
         with pytest.raises(error):
             train(optimizer, 4, 5)

@@ -8,7 +8,11 @@ import numpy as np
 import pytest
 
 from chainermn_train import PowerSGD, create_multi_node_optimizer
-from chainermn_train.optimizers.power_sgd import first_matrix, orthonormal, whole
+from chainermn_train.optimizers.exchanges.power_sgd import (
+    first_matrix,
+    orthonormal,
+    whole,
+)
 from tests.support.jobs.runner import run_text
 from tests.support.training.trainers import same_everywhere
 

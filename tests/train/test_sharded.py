@@ -37,7 +37,7 @@ from tests.support.worlds.topologies import on_nodes
 pytestmark = [pytest.mark.world, pytest.mark.sizes(1, 2, 3, 4)]
 
 WIDTH = 40
-PARAMETER_FILE = "chainermn_train.optimizers.parameter_file"
+PARAMETER_FILE = "chainermn_train.optimizers.exchanges.parameter_file"
 RULES = {
     "AdaGrad": optimizers.AdaGrad,
     "Adam": optimizers.Adam,

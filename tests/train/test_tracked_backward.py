@@ -10,7 +10,7 @@ import pytest
 from chainer import Chain, Variable, using_config
 from numpy.testing import assert_array_equal
 
-from chainermn_train.optimizers import tracked_backward
+from chainermn_train.optimizers.exchanges import tracked_backward
 from tests.support.training.overlapped import marked
 
 WIDTH = 4

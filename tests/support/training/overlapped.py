@@ -20,7 +20,8 @@ from numpy.random import RandomState
 from numpy.testing import assert_array_equal
 
 from chainermn_train import create_multi_node_optimizer
-from chainermn_train.optimizers import create, overlapped_exchange
+from chainermn_train.optimizers import create
+from chainermn_train.optimizers.exchanges import overlapped_exchange
 from tests.support.training.trainers import parameter_bits, same_everywhere
 
 # A layer of WIDTH by WIDTH has more than BUCKET_BYTES.

@@ -7,7 +7,7 @@ import threading
 import traceback
 from unittest import mock
 
-from chainermn_train.optimizers import overlapped_exchange
+from chainermn_train.optimizers.exchanges import overlapped_exchange
 from tests.train.optimizer_machine.oracle import Oracle
 from tests.train.optimizer_machine.trainee import Trainee
 

@@ -2,10 +2,10 @@
 
 from .create import create_multi_node_optimizer
 from .divided_model import common_ranks as common_ranks
+from .exchanges import PowerSGD
 from .gradient_clipping import MultiNodeGradientClipping
 from .join import join
 from .multi_node_optimizer import MultiNodeOptimizer
-from .power_sgd import PowerSGD
 
 __all__ = [
     "MultiNodeGradientClipping",

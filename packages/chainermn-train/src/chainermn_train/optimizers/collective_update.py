@@ -16,13 +16,13 @@ from ..leaving import is_warned
 from ..slots import scaling_checksum
 from .accumulation import Accumulation
 from .agreement import OPERATION, Action, Row, exchange_rows, settle
+from .exchanges import GradientExchange
 from .gradient_clipping import (
     StartAgainError,
     refuse_hooks_by_norm,
     starts_again,
     tell_waiting_ranks,
 )
-from .gradient_exchange import GradientExchange
 from .gradient_set import drop_unused, rescale, zero_gradients
 from .join_block import current_block
 from .leftovers import warn_of_leftovers

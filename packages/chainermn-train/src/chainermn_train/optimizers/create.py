@@ -9,14 +9,16 @@ from chainer.backends.cuda import available as has_gpus
 from chainermn_comm import CommunicatorBase
 
 from ..collective_errors import require_communicator, require_integer
-from .compressed_exchange import CompressedExchange
-from .delayed_exchange import DelayedExchange
-from .gradient_exchange import GradientExchange
+from .exchanges import (
+    CompressedExchange,
+    DelayedExchange,
+    GradientExchange,
+    NarrowedCommunicator,
+    OverlappedExchange,
+    PowerSGD,
+    ShardedExchange,
+)
 from .multi_node_optimizer import MultiNodeOptimizer
-from .narrowed_communicator import NarrowedCommunicator
-from .overlapped_exchange import OverlappedExchange
-from .power_sgd import PowerSGD
-from .sharded_exchange import ShardedExchange
 
 _ON_DRIFT = ("raise", "synchronize", "ignore")
 

@@ -7,7 +7,7 @@ import warnings
 from chainermn_comm import CommunicatorBase
 
 from .accumulation import Accumulation
-from .gradient_exchange import GradientExchange
+from .exchanges import GradientExchange
 
 
 def warn_of_leftovers(

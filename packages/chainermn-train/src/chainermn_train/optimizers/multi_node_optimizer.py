@@ -23,7 +23,7 @@ from ..optimizer_state import (
 from ..wrappers import AttributeProxy
 from .collective_update import CollectiveUpdate
 from .divided_model import refuse_divided
-from .gradient_exchange import GradientExchange
+from .exchanges import GradientExchange
 
 _ARGUMENTS = frozenset(
     {

@@ -19,9 +19,9 @@ from chainer.optimizer_hooks import (
 
 from chainermn_comm import CommunicatorBase, global_norm
 
-from .agreement import OPERATION
-from .divided_model import common_ranks
-from .gradient_clipping import MultiNodeGradientClipping, hooks_of
+from ..agreement import OPERATION
+from ..divided_model import common_ranks
+from ..gradient_clipping import MultiNodeGradientClipping, hooks_of
 
 # Hooks that compute each element by itself, by the function that does so.
 _BY_ELEMENT = frozenset(

@@ -11,9 +11,9 @@ import numpy as np
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import bcast_checked, raise_together
-from ..nameless_files import LINE_BYTES, FileReference, reserve
-from .agreement import OPERATION
+from ...collective_errors import bcast_checked, raise_together
+from ...nameless_files import LINE_BYTES, FileReference, reserve
+from ..agreement import OPERATION
 
 # Bits of an entry of /proc/self/pagemap: whether a page is there, or was swapped out,
 # and whether the page is the file's.

@@ -20,7 +20,7 @@ import chainer
 from chainer.functions.connection.convolution_2d import Convolution2DFunction
 from chainer.functions.connection.linear import LinearFunction
 
-from .gradient_set import form_of
+from ..gradient_set import form_of
 
 # Called with a parameter's index in the list and its final gradient.
 OnFinal = Callable[[int, Any], None]

@@ -9,12 +9,12 @@ from typing import Any
 
 from chainermn_comm import CommunicatorBase, Reducer
 
-from ..background_thread import BackgroundThread, raise_if_any
-from ..profiling import region
-from .agreement import OPERATION
-from .block_updates import step_in_blocks
-from .gradient_set import GradientSet, multiply_gradients, set_scale
-from .parameter_set import ParameterSet
+from ...background_thread import BackgroundThread, raise_if_any
+from ...profiling import region
+from ..agreement import OPERATION
+from ..block_updates import step_in_blocks
+from ..gradient_set import GradientSet, multiply_gradients, set_scale
+from ..parameter_set import ParameterSet
 
 # Four chunks are under way at a time: a link of 1 Gbit/s stays busy between two looks of
 # a thread that seldom has the interpreter, and the training's small messages wait 4 ms

@@ -18,15 +18,15 @@ import numpy as np
 from chainermn_comm import CommunicatorBase, Reducer
 from chainermn_comm.numbers import sum_rows
 
-from ..collective_errors import allgather_checked, raise_together
-from ..profiling import region
-from ..slots import named_parameters, raise_if_different, scaling_of
-from .agreement import OPERATION
-from .block_updates import step_in_blocks
+from ...collective_errors import allgather_checked, raise_together
+from ...profiling import region
+from ...slots import named_parameters, raise_if_different, scaling_of
+from ..agreement import OPERATION
+from ..block_updates import step_in_blocks
+from ..gradient_set import multiply_gradients, present_gradient
+from ..parameter_set import ParameterSet
 from .gradient_exchange import GradientExchange
-from .gradient_set import multiply_gradients, present_gradient
 from .parameter_file import Form, ParameterFile
-from .parameter_set import ParameterSet
 from .shard_hooks import hooks_of_shards, refuse_unsuitable
 from .shards import (
     Shard,

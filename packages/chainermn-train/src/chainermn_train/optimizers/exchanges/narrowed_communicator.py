@@ -7,7 +7,7 @@ from typing import Any
 from chainermn_comm import CommunicatorBase, Reducer
 from chainermn_comm.config import wire_dtype
 
-from ..wrappers import AttributeProxy
+from ...wrappers import AttributeProxy
 
 _SETTING = "allreduce_grad_dtype"
 

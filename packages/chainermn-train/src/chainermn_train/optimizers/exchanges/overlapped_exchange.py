@@ -24,21 +24,21 @@ from chainermn_comm import (
     patient_waits,
 )
 
-from ..background_thread import BackgroundThread, raise_if_any, threads_may_use_mpi
-from ..collective_errors import raise_together
-from ..profiling import region
-from . import tracked_backward
-from .agreement import OPERATION
-from .gpus import ThreadStream, device_of
-from .gradient_exchange import GradientExchange, make_channel
-from .gradient_set import (
+from ...background_thread import BackgroundThread, raise_if_any, threads_may_use_mpi
+from ...collective_errors import raise_together
+from ...profiling import region
+from ..agreement import OPERATION
+from ..gradient_set import (
     Gradient,
     GradientSet,
     form_of,
     is_updated,
     present_gradient,
 )
-from .parameter_set import ParameterSet
+from ..parameter_set import ParameterSet
+from . import tracked_backward
+from .gpus import ThreadStream, device_of
+from .gradient_exchange import GradientExchange, make_channel
 
 # A bucket is large enough that its fixed costs don't count, and small enough that the
 # first bucket leaves early.

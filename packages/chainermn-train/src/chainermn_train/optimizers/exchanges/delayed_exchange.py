@@ -7,13 +7,13 @@ from typing import Any
 
 from chainermn_comm import CommunicatorBase, Reducer, patient_waits
 
-from ..background_thread import BackgroundThread, threads_may_use_mpi
-from ..collective_errors import raise_together
-from .agreement import OPERATION
+from ...background_thread import BackgroundThread, threads_may_use_mpi
+from ...collective_errors import raise_together
+from ..agreement import OPERATION
+from ..gradient_set import GradientSet, multiply_gradients
+from ..parameter_set import ParameterSet
 from .gpus import ThreadStream, device_of
 from .gradient_exchange import GradientExchange, make_channel
-from .gradient_set import GradientSet, multiply_gradients
-from .parameter_set import ParameterSet
 
 
 class DelayedExchange(GradientExchange):

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ..collective_errors import require_integer
-from ..host_arrays import to_host
-from .gradient_set import present_gradient
+from ...collective_errors import require_integer
+from ...host_arrays import to_host
+from ..gradient_set import present_gradient
 
 # Elements of a block of rows, which stays in a core's cache.
 BLOCK_ELEMENTS = 32 << 10

@@ -13,20 +13,20 @@ import numpy as np
 
 from chainermn_comm import CommunicatorBase
 
-from ..collective_errors import raise_together
-from ..optimizer_state import saved_value
-from ..profiling import region
-from ..slots import named_parameters
-from .agreement import OPERATION
-from .gradient_exchange import GradientExchange
-from .gradient_set import (
+from ...collective_errors import raise_together
+from ...optimizer_state import saved_value
+from ...profiling import region
+from ...slots import named_parameters
+from ..agreement import OPERATION
+from ..gradient_set import (
     Gradient,
     GradientSet,
     multiply_gradients,
     present_gradient,
     set_scale,
 )
-from .parameter_set import ParameterSet
+from ..parameter_set import ParameterSet
+from .gradient_exchange import GradientExchange
 from .power_sgd import Matrix, PowerSGD, factor_size, first_matrix, is_compressed
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import chainer
 import numpy as np
 
-from ..slots import is_array, master_of, set_master
+from ...slots import is_array, master_of, set_master
 
 # Parts begin at cache lines, if parameters have 4 bytes.
 _ALIGNMENT = 16
