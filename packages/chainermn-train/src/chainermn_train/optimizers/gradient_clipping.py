@@ -118,7 +118,7 @@ def starts_again(optimizer: Any, update: Callable[[], None]) -> bool:
         Whether the update has raised StartAgainError, or other ranks of a hook step and
         this one doesn't. This rank, and they, must drop their gradients.
     """
-    hooks = [each for each in hooks_of(optimizer) if hasattr(each, "_meet")]
+    hooks = [each for each in _hooks_of(optimizer) if hasattr(each, "_meet")]
     for hook in hooks:
         hook._error = StartAgainError
     outcome = "no step"
@@ -152,7 +152,7 @@ def refuse_hooks_by_norm(optimizer: Any, parts: list[tuple[str, Any]]) -> None:
     """
     for name, param in parts:
         is_shard = any(each.kind == "shard" for each in param.shardings)
-        for hook in [*hooks_of(optimizer), *hooks_of(param.update_rule)]:
+        for hook in [*_hooks_of(optimizer), *_hooks_of(param.update_rule)]:
             sees_a_part = is_shard and isinstance(hook, GradientLARS)
             if sees_a_part or isinstance(hook, GradientClipping):
                 raise ValueError(
@@ -164,7 +164,7 @@ def refuse_hooks_by_norm(optimizer: Any, parts: list[tuple[str, Any]]) -> None:
                 )
 
 
-def hooks_of(owner: Any) -> list[Any]:
+def _hooks_of(owner: Any) -> list[Any]:
     """Return the hooks of an optimizer or update rule of Chainer; of others an empty list."""
     hookable = getattr(owner, "_hookable", None)
     if hookable is None:

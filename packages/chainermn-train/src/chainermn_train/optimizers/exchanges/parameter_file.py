@@ -52,29 +52,26 @@ class ParameterFile:
     def __init__(self, node: CommunicatorBase, forms: Sequence[Form]) -> None:
         """Make a file that the ranks of ``node``, all on one machine, map (collective)."""
         self.forms = list(forms)
-        begins = []
-        end = 0
+        begins = [0]  # of each array, and where all end
         for form in forms:
-            begins.append(end)
             lines = -(-form.size * form.dtype.itemsize // LINE_BYTES)
-            end += lines * LINE_BYTES
-        pages = max(1, -(-end // mmap.PAGESIZE))
-        nbytes = pages * mmap.PAGESIZE
+            begins.append(begins[-1] + lines * LINE_BYTES)
+        self._pages = max(1, -(-begins[-1] // mmap.PAGESIZE))
+        nbytes = self._pages * mmap.PAGESIZE
         self._own, shared = _map_together(node, nbytes, nbytes * (1 + node.size))
-        self._pages = pages
-        self.arrays = [
-            np.ndarray(form.shape, form.dtype, self._own, begin)
-            for form, begin in zip(forms, begins, strict=True)
-        ]
 
-        def flat_arrays(place: int) -> list[np.ndarray]:
+        def flat_arrays(mapping: mmap.mmap, place: int) -> list[np.ndarray]:
             return [
-                np.ndarray(form.size, form.dtype, shared, place * nbytes + begin)
-                for form, begin in zip(forms, begins, strict=True)
+                np.ndarray(form.size, form.dtype, mapping, place * nbytes + begin)
+                for form, begin in zip(forms, begins, strict=False)
             ]
 
-        self.parameters = flat_arrays(0)
-        self.gradients = [flat_arrays(1 + rank) for rank in range(node.size)]
+        self.arrays = [
+            flat.reshape(form.shape)
+            for form, flat in zip(forms, flat_arrays(self._own, 0), strict=True)
+        ]
+        self.parameters = flat_arrays(shared, 0)
+        self.gradients = [flat_arrays(shared, 1 + rank) for rank in range(node.size)]
 
     def has_own_writes(self) -> bool:
         """Return whether this process has changed parameters that it should only read."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from chainermn_comm import CommunicatorBase, global_norm
 
 from ..agreement import OPERATION
 from ..divided_model import common_ranks
-from ..gradient_clipping import MultiNodeGradientClipping, hooks_of
+from ..gradient_clipping import MultiNodeGradientClipping
 
 # Hooks that compute each element by itself, by the function that does so.
 _BY_ELEMENT = frozenset(
@@ -38,23 +38,31 @@ def refuse_unsuitable(optimizer: Any, params: Iterable[Any]) -> None:
             f"{type(optimizer).__name__} has an update() of its own, which may need whole "
             f"parameters: {_REMEDY}"
         )
-    for name, hook in optimizer._hookable._pre_update_hooks.items():
-        if _call_of(hook) not in _BY_ELEMENT and _call_of(hook) not in _BY_NORM:
-            _refuse_hook(name, hook)
-    for name, hook in optimizer._hookable._post_update_hooks.items():
-        _refuse_hook(name, hook)
+    _check_hooks(optimizer._hookable._pre_update_hooks, {*_BY_ELEMENT, *_BY_NORM})
+    _check_hooks(optimizer._hookable._post_update_hooks, set())
     for param in params:
-        if param.update_rule is not None:
-            _check_rule(param.update_rule)
+        rule = param.update_rule
+        if rule is not None:
+            _check_rule(rule)
+            _check_hooks(rule._hookable._pre_update_hooks, _BY_ELEMENT)
+            _check_hooks(rule._hookable._post_update_hooks, _BY_ELEMENT)
+
+
+def _check_hooks(hooks: dict[str, Any], known: Collection[Any]) -> None:
+    for name, hook in hooks.items():
+        if _call_of(hook) not in known:
+            raise ValueError(
+                f"the hook {name!r} ({type(hook).__name__}) may need whole parameters and "
+                f"gradients, of which each rank has a part: {_REMEDY}; these hooks, called "
+                "before the step, are known to need parts alone: WeightDecay, Lasso, "
+                "GradientHardClipping, GradientClipping, MultiNodeGradientClipping"
+            )
 
 
 def _check_rule(rule: Any) -> None:
-    for hook in hooks_of(rule):
-        if _call_of(hook) not in _BY_ELEMENT:
-            _refuse_hook(getattr(hook, "name", "of an update rule"), hook)
     # The class has to say it itself: one that is derived may do more.
     is_by_element = vars(type(rule)).get("is_elementwise", False)
-    if not is_by_element or any(name.startswith("update") for name in vars(rule)):
+    if not is_by_element or any([name.startswith("update") for name in vars(rule)]):
         raise ValueError(
             f"the update rule {type(rule).__name__} doesn't say that it computes each element "
             f"by itself (by the class attribute is_elementwise): {_REMEDY}"
@@ -65,15 +73,6 @@ def _check_rule(rule: Any) -> None:
                 f"the hyperparameter {name} has a value for each element of a whole parameter: "
                 f"{_REMEDY}"
             )
-
-
-def _refuse_hook(name: str, hook: Any) -> None:
-    raise ValueError(
-        f"the hook {name!r} ({type(hook).__name__}) may need whole parameters and gradients, "
-        f"of which each rank has a part: {_REMEDY}; these hooks, called before the step, are "
-        "known to need parts alone: WeightDecay, Lasso, GradientHardClipping, "
-        "GradientClipping, MultiNodeGradientClipping"
-    )
 
 
 def _call_of(hook: Any) -> Any:

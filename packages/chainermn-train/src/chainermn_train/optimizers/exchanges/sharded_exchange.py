@@ -20,7 +20,7 @@ from chainermn_comm.numbers import sum_rows
 
 from ...collective_errors import allgather_checked, raise_together
 from ...profiling import region
-from ...slots import named_parameters, raise_if_different, scaling_of
+from ...slots import named_parameters, scaling_of
 from ..agreement import OPERATION
 from ..block_updates import step_in_blocks
 from ..gradient_set import multiply_gradients, present_gradient
@@ -40,7 +40,7 @@ from .shards import (
     stepping_shards,
 )
 
-_NUMBER = np.dtype("<u4")  # of a parameter
+_NUMBER = np.dtype("<u4")  # of a parameter, among those that have values
 # What a rank says before the numbers of its missing gradients.
 _IN_FILE = b"\0"  # its parameters and gradients are in the file
 _ELSEWHERE = b"\1"
@@ -70,7 +70,7 @@ class ShardedExchange(GradientExchange):
         return twin
 
     def make_reducer(self) -> ShardReducer:
-        return ShardReducer(super().make_reducer())
+        return ShardReducer(self._communicator, super().make_reducer())
 
     def reducer_of(self, params: ParameterSet, scale: float | None) -> Reducer:
         reducer = self.make_reducer()
@@ -78,18 +78,18 @@ class ShardedExchange(GradientExchange):
             own = _ELSEWHERE
             if self._are_in_file:
                 self.has_changed = not self._has_those_of(params)
-                if not self.has_changed and not self._has_whole_states():
+                if not self.has_changed:
                     own = _IN_FILE
-            if own == _IN_FILE:
-                self._write_gradients(self._shards)
-            missing = [
-                number
-                for number, param in enumerate(params.params)
-                if present_gradient(param) is None
-            ]
+                    self._write_gradients(self._shards)
+            missing = []
+            for number, (name, param) in enumerate(_with_values(params)):
+                text = "a gradient"
+                if present_gradient(param) is None:
+                    missing.append(number)
+                    text = "no gradient"
+                if not self._zero_fill:
+                    reducer.entries.append(("parameter", f"{name}: {text}"))
             reducer.own = own + np.array(missing, _NUMBER).tobytes()
-            if not self._zero_fill:
-                reducer.names = [name for name, _ in params.namedparams()]
         self._reducer = reducer
         return reducer
 
@@ -101,7 +101,7 @@ class ShardedExchange(GradientExchange):
             if any([row.startswith(_ELSEWHERE) for row in reducer.rows]):
                 self._put_into_file(params)
             with raise_together(self._communicator.handshake, OPERATION, meet=False):
-                self._take_means(params, scale, reducer.missing())
+                self._take_means(scale, reducer.missing())
                 if factor != 1:
                     pieces = [shard.piece for shard in self._shards]
                     multiply_gradients(pieces, factor)
@@ -198,19 +198,17 @@ class ShardedExchange(GradientExchange):
         return state
 
     def _has_those_of(self, params: ParameterSet) -> bool:
-        """Return whether the model has the parameters in the file, as the last step left them."""
+        """Return whether the model and its update rules are as the last step left them."""
         assert self._file is not None
-        initialized = [param for param in params.params if param.is_initialized]
-        if len(initialized) != len(self._shards):
+        named = _with_values(params)
+        if len(named) != len(self._shards):
             return False
-        for shard, param in zip(self._shards, initialized, strict=True):
+        for shard, (_, param) in zip(self._shards, named, strict=True):
             if shard.param is not param or shard.array is not param.array:
                 return False
+            if not is_empty(state_of(param)):
+                return False
         return not self._file.has_own_writes()
-
-    def _has_whole_states(self) -> bool:
-        """Return whether the user has loaded a state."""
-        return not all([is_empty(state_of(shard.param)) for shard in self._shards])
 
     def _put_into_file(self, params: ParameterSet) -> None:
         """Let all ranks have their parameters and gradients in the file (collective).
@@ -218,7 +216,7 @@ class ShardedExchange(GradientExchange):
         Each rank gives its parts of values and states.
         """
         communicator = self._communicator
-        named = [each for each in params.namedparams() if each[1].is_initialized]
+        named = _with_values(params)
         with raise_together(communicator.handshake, OPERATION) as call:
             for name, param in named:
                 _refuse_foreign(name, param)
@@ -261,24 +259,20 @@ class ShardedExchange(GradientExchange):
                 place[shard.part.stop :] = grad[shard.part.stop :]
             self._gradients.append(grad)
 
-    def _take_means(
-        self, params: ParameterSet, scale: float | None, missing: list[set[int]]
-    ) -> None:
+    def _take_means(self, scale: float | None, missing: list[set[int]]) -> None:
         """Give this rank's parts the means of all ranks' gradients."""
         assert self._file is not None
-        numbers = {id(param): number for number, param in enumerate(params.params)}
         rank = self._communicator.rank
-        for index, shard in enumerate(self._shards):
+        for number, shard in enumerate(self._shards):
             piece = shard.piece
-            number = numbers[id(shard.param)]
             piece.cleargrad()
             piece._loss_scale = None
             if all([number in lacks for lacks in missing]):
                 continue
-            rows = [flat[index][shard.part] for flat in self._file.gradients]
+            rows = [flat[number][shard.part] for flat in self._file.gradients]
             mean = rows[rank]  # no rank has written there
             if number not in missing[rank]:
-                rows[rank] = self._gradients[index][shard.part]
+                rows[rank] = self._gradients[number][shard.part]
             for other, lacks in enumerate(missing):
                 if number in lacks:
                     rows[other] = np.zeros_like(mean)
@@ -294,15 +288,16 @@ class ShardReducer(Reducer):
 
     Attributes:
         own: what this rank says of them; nothing if there are none.
-        names: of the parameters of which ranks must have the same gradients.
+        entries: facts about its gradients that must be equal on all ranks.
         rows: what each rank says.
     """
 
-    def __init__(self, reducer: Reducer) -> None:
-        """Agree by a ``reducer`` without gradients."""
+    def __init__(self, communicator: CommunicatorBase, reducer: Reducer) -> None:
+        """Agree on ``communicator`` by a ``reducer`` without gradients."""
+        self._communicator = communicator
         self._reducer = reducer
         self.own = b""
-        self.names: list[str] = []
+        self.entries: list[tuple[str, str]] = []
         self.rows: list[bytes] = []
 
     def agree(
@@ -311,19 +306,18 @@ class ShardReducer(Reducer):
         rows = self._reducer.agree(signature, payload + self.own)
         length = len(payload)
         self.rows = [row[length:] for row in rows]
-        if all(self.rows):
-            self._compare(self.missing())
+        if self.entries and all(self.rows) and len(set(self.rows)) > 1:
+            self._communicator.handshake(OPERATION, self.entries)
         return [row[:length] for row in rows]
 
     def missing(self) -> list[set[int]]:
         """Return the numbers of the parameters of which each rank has no gradient."""
         return [set(np.frombuffer(row[1:], _NUMBER).tolist()) for row in self.rows]
 
-    def _compare(self, missing: list[set[int]]) -> None:
-        texts = {True: "no gradient", False: "a gradient"}
-        for number, name in enumerate(self.names):
-            facts = [{"parameter": f"{name}: {texts[number in it]}"} for it in missing]
-            raise_if_different(OPERATION, self._reducer._rank, facts)
+
+def _with_values(params: ParameterSet) -> list[tuple[str, Any]]:
+    """Return the names and parameters that have values."""
+    return [each for each in params.namedparams() if each[1].is_initialized]
 
 
 def _refuse_foreign(name: str, param: Any) -> None:
