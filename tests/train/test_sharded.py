@@ -20,6 +20,7 @@ from chainer.training import extensions
 from chainermn_comm import PeerError, RankMismatchError, create_communicator
 from chainermn_train import (
     MultiNodeGradientClipping,
+    PowerSGD,
     create_multi_node_optimizer,
     multi_node_snapshot,
 )
@@ -45,6 +46,26 @@ RULES = {
     "MomentumSGD": optimizers.MomentumSGD,
     "SGD": optimizers.SGD,
 }
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "one machine",
+        "machines",
+        pytest.param("plain", marks=pytest.mark.ranks(3)),
+    ],
+)
+def comm(request, naive, plain_communicator):
+    """Communicators of one machine, of a rank a machine or more, and a third party's."""
+    if request.param == "one machine":
+        yield naive
+    elif request.param == "plain":
+        yield plain_communicator(naive.mpi_comm)
+    else:
+        comm = on_nodes([0, 1, 0, 1][: naive.size])
+        yield comm
+        comm.finalize()
 
 
 class Net(chainer.Chain):
@@ -105,8 +126,8 @@ def assert_alike(optimizer, other):
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 @pytest.mark.parametrize("hook", [None, hooks.WeightDecay(1e-2), hooks.Lasso(1e-3)])
-def test_parts_have_the_bits_of_the_whole(naive, rule, hook):
-    made = [make(naive, rule, sharded, naive.rank) for sharded in (True, False)]
+def test_parts_have_the_bits_of_the_whole(comm, rule, hook):
+    made = [make(comm, rule, sharded, comm.rank) for sharded in (True, False)]
     for each in made:
         if hook is not None:
             each.add_hook(hook)
@@ -130,11 +151,11 @@ def own_rank(naive):
 
 @pytest.mark.parametrize("divided", [True, False])
 @pytest.mark.parametrize("threshold", CLIPPING.values(), ids=CLIPPING)
-def test_clipping_is_by_the_norm_of_all_parts(naive, own_rank, threshold, divided):
+def test_clipping_is_by_the_norm_of_all_parts(comm, own_rank, threshold, divided):
     clipping = hooks.GradientClipping(threshold)
     if divided:
         clipping = MultiNodeGradientClipping(threshold, own_rank)
-    made = [make(naive, optimizers.SGD, sharded) for sharded in (True, False)]
+    made = [make(comm, optimizers.SGD, sharded) for sharded in (True, False)]
     for each in made:
         each.add_hook(hooks.WeightDecay(1e-2))
         each.add_hook(clipping)
@@ -143,7 +164,7 @@ def test_clipping_is_by_the_norm_of_all_parts(naive, own_rank, threshold, divide
     sharded, plain = [each.target for each in made]
     for one, other in zip(sharded.params(), plain.params(), strict=True):
         np.testing.assert_allclose(one.array, other.array, rtol=0, atol=1e-6)
-    assert same_everywhere(naive, sharded)
+    assert same_everywhere(comm, sharded)
 
 
 # What can't be done by parts.
@@ -226,15 +247,32 @@ def test_an_optimizer_that_updates_otherwise_is_refused(naive):
 def test_other_exchanges_are_refused(naive):
     with pytest.raises(ValueError, match="no double_buffering"):
         make(naive, double_buffering=True)
+    for compression in "float16", PowerSGD():
+        with pytest.raises(ValueError, match="no compression"):
+            make(naive, compression=compression)
     with pytest.raises(ValueError, match="communicator than dummy"):
         make(create_communicator("dummy"))
 
 
 @pytest.mark.sizes(2, 3, 4)
-def test_several_machines_are_refused(world):
-    comm = on_nodes([0, 1, 1, 1][: world.size])
-    with comm, pytest.raises(ValueError, match="one machine"):
-        make(comm)
+def test_a_gradient_counts_as_zeros_where_it_is_missing(comm):
+    made = [make(comm, sharded=sharded) for sharded in (True, False)]
+    for optimizer in made:
+        train(optimizer, 0)
+        net = optimizer.target
+        net.cleargrads()
+        net(batch(comm.rank, 1)).backward()
+        net.second.b.cleargrad()
+        if comm.rank == 1:
+            net.first.b.cleargrad()
+        optimizer.update()
+    assert_alike(*made)
+    strict = train(make(comm, zero_fill=False), 0)
+    if comm.rank == 1:
+        strict.target.scale.cleargrad()
+    with pytest.raises(RankMismatchError, match=r"/scale: (no|a) gradient"):
+        strict.update()
+    assert strict.t == 1
 
 
 # What users do between updates.
@@ -330,17 +368,17 @@ def test_written_pages_are_found_where_the_kernel_doesnt_tell(naive, monkeypatch
 
 
 @pytest.mark.sizes(2, 3, 4)
-def test_a_rank_that_writes_alone_is_told(naive):
-    optimizer = train(make(naive), 0, 1)
+def test_a_rank_that_writes_alone_is_told(comm):
+    optimizer = train(make(comm), 0, 1)
     before = optimizer.target.scale.array.copy()
-    if naive.rank == 1:
+    if comm.rank == 1:
         optimizer.target.scale.array[...] += 1
-    assert all(naive.allgather_obj(optimizer.target.scale.array - before)) is False
+    assert all(comm.allgather_obj(optimizer.target.scale.array - before)) is False
     with pytest.raises(RankMismatchError, match=r"/scale"):
         train(optimizer, 2)
     optimizer.synchronize()
     train(optimizer, 3)
-    assert same_everywhere(naive, optimizer.target)
+    assert same_everywhere(comm, optimizer.target)
 
 
 # What is saved.
@@ -355,17 +393,17 @@ def test_a_save_by_one_rank_alone_is_refused(naive, tmp_path):
 
 @pytest.mark.usefixtures("unsynced")
 @pytest.mark.parametrize("sharded", [(True, False), (False, True), (True, True)])
-def test_checkpoints_have_the_whole_state(naive, own_rank, folder, sharded):
-    optimizer = train(make(naive, sharded=sharded[0]), 0, 1, 2)
-    make_checkpointer(naive, folder).save(Loop(optimizer))
+def test_checkpoints_have_the_whole_state(comm, own_rank, folder, sharded):
+    optimizer = train(make(comm, sharded=sharded[0]), 0, 1, 2)
+    make_checkpointer(comm, folder).save(Loop(optimizer))
     alone = make(own_rank, sharded=sharded[1], seed=2)
     assert make_checkpointer(own_rank, folder).maybe_load(Loop(alone)) == 1
     assert parameter_bits(alone.target) == parameter_bits(optimizer.target)
     assert whole_state(alone) == whole_state(optimizer)
     train(optimizer, 3, 4)
-    naive.allgather_obj(None)
-    resumed = make(naive, sharded=sharded[1], seed=1)
-    assert make_checkpointer(naive, folder).maybe_load(Loop(resumed)) == 1
+    comm.allgather_obj(None)
+    resumed = make(comm, sharded=sharded[1], seed=1)
+    assert make_checkpointer(comm, folder).maybe_load(Loop(resumed)) == 1
     train(resumed, 3, 4)
     assert resumed.agreements == 2  # nothing was broadcast
     assert_alike(optimizer, resumed)
@@ -462,35 +500,35 @@ class Failing:
 
 
 @pytest.mark.sizes(2, 3, 4)
-def test_a_hook_that_fails_on_one_rank_leaves_all_as_they_were(naive):
-    optimizer = train(make(naive, optimizers.MomentumSGD), 0, 1)
+def test_a_hook_that_fails_on_one_rank_leaves_all_as_they_were(comm):
+    optimizer = train(make(comm, optimizers.MomentumSGD), 0, 1)
     before = whole_state(optimizer), parameter_bits(optimizer.target)
     rate = 0.0
-    if naive.rank == 1:
+    if comm.rank == 1:
         rate = Failing()
     optimizer.add_hook(hooks.WeightDecay(rate))
-    error = OSError if naive.rank == 1 else PeerError
+    error = OSError if comm.rank == 1 else PeerError
     with pytest.raises(error, match="planted"):
         train(optimizer, 2)
     assert (whole_state(optimizer), parameter_bits(optimizer.target)) == before
-    expected = train(make(naive, optimizers.MomentumSGD, False), 0, 1, 3)
+    expected = train(make(comm, optimizers.MomentumSGD, False), 0, 1, 3)
     assert_alike(train(optimizer, 3), expected)
 
 
 @pytest.mark.sizes(2, 3, 4)
-def test_a_rule_that_fails_on_one_rank_is_made_good_by_rank_0s_state(naive):
-    optimizer = train(make(naive, optimizers.MomentumSGD), 0, 1)
+def test_a_rule_that_fails_on_one_rank_is_made_good_by_rank_0s_state(comm):
+    optimizer = train(make(comm, optimizers.MomentumSGD), 0, 1)
     rate = 0.0
-    if naive.rank == 1:
+    if comm.rank == 1:
         rate = Failing()
     rule = optimizer.target.first.b.update_rule
     rule.add_hook(hooks.WeightDecay(rate))
-    error = OSError if naive.rank == 1 else PeerError
+    error = OSError if comm.rank == 1 else PeerError
     with pytest.raises(error, match="planted"):
         train(optimizer, 2)
     rule.remove_hook("WeightDecay")
     train(optimizer, 3, 4)
     assert optimizer.t == 4  # rank 0 has counted the update that failed
     bits = whole_state(optimizer)
-    assert naive.allgather_obj(bits).count(bits) == naive.size
-    assert same_everywhere(naive, optimizer.target)
+    assert comm.allgather_obj(bits).count(bits) == comm.size
+    assert same_everywhere(comm, optimizer.target)

@@ -79,18 +79,19 @@ def create_multi_node_optimizer(
             update that exchanges gradients compares 2 KiB of the state, or a thousandth
             if that is more, so about 1,000 updates compare everything.
         sharded: whether each rank keeps the optimizer's state of a part of each
-            parameter, and steps that part alone (ZeRO, stage 1), on the CPUs of one
-            machine. Parameters get the same bits; with ``GradientClipping`` they may
-            round otherwise. They lie in memory that the ranks share, once for the
-            machine, and a rank that writes to them writes to its own copy. Gradients
-            go through such memory, too, which takes as much again. Update rules must
-            compute each element by itself, as all of Chainer's do. Hooks must be
-            ``WeightDecay``, ``Lasso``, ``GradientHardClipping``, ``GradientClipping``
-            or ``MultiNodeGradientClipping``, called before the step. After an update
-            each parameter has this rank's own gradient, not the mean, and update rules
-            have no ``state``. Checkpoints of :func:`create_multi_node_checkpointer`
-            and :func:`multi_node_snapshot` hold the whole state, for any number of
-            ranks, sharded or not. ``overlap`` is ignored.
+            parameter, and steps that part alone (ZeRO, stage 1), on CPUs. Parameters get
+            the same bits; with ``GradientClipping`` they may round otherwise, and so may
+            16-bit parameters over several machines. Parameters lie in memory that the
+            ranks of a machine share, once for the machine, and a rank that writes to
+            them writes to its own copy. Gradients go through such memory, too, which
+            takes as much again. Update rules must compute each element by itself, as
+            all of Chainer's do. Hooks must be ``WeightDecay``, ``Lasso``,
+            ``GradientHardClipping``, ``GradientClipping`` or
+            ``MultiNodeGradientClipping``, called before the step. After an update each
+            parameter has this rank's own gradient, not the mean, and update rules have
+            no ``state``. Checkpoints of :func:`create_multi_node_checkpointer` and
+            :func:`multi_node_snapshot` hold the whole state, for any number of ranks,
+            sharded or not. ``overlap`` is ignored.
         compression: makes gradients smaller for a slow network: a :class:`PowerSGD`, or
             ``"float16"`` or ``"bfloat16"``, in which this optimizer's gradients travel
             on a communicator without an ``allreduce_grad_dtype``.
@@ -104,8 +105,8 @@ def create_multi_node_optimizer(
         ValueError: ``accumulate_steps`` is less than 1; two of ``overlap``,
             ``double_buffering`` and PowerSGD are on; ``on_drift`` or ``compression`` is
             none of these; gradients would travel in two dtypes; or ``sharded`` is on
-            with ``double_buffering``, with ``compression``, with the communicator
-            ``dummy``, or on several machines.
+            with ``double_buffering``, with ``compression``, or with the communicator
+            ``dummy``.
     """
     comm = require_communicator(communicator, "create_multi_node_optimizer")
     if isinstance(actual_optimizer, MultiNodeOptimizer):
@@ -131,11 +132,6 @@ def create_multi_node_optimizer(
         raise ValueError(
             "sharded=True needs the means of an update's own gradients: choose another "
             "communicator than dummy, no double_buffering and no compression"
-        )
-    if sharded and comm.inter_size > 1:
-        raise ValueError(
-            "sharded=True works among the ranks of one machine alone: give the optimizer "
-            "a communicator of one machine, or use sharded=False"
         )
     zero_fill = bool(zero_fill)
     settings = {

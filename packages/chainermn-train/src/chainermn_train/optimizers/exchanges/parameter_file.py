@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from chainermn_comm import CommunicatorBase
 
-from ...collective_errors import bcast_checked, raise_together
+from ...collective_errors import allgather_checked, raise_together
 from ...nameless_files import LINE_BYTES, FileReference, reserve
 from ..agreement import OPERATION
+from .machines import Machines
 
 # Bits of an entry of /proc/self/pagemap: whether a page is there, or was swapped out,
 # and whether the page is the file's.
@@ -29,11 +31,6 @@ class Form(NamedTuple):
     dtype: np.dtype
     shape: tuple[int, ...]
 
-    @property
-    def size(self) -> int:
-        """The number of elements."""
-        return int(np.prod(self.shape, dtype=np.int64))
-
 
 class ParameterFile:
     """The parameters of a machine, once, and a place for each of its ranks' gradients.
@@ -46,35 +43,40 @@ class ParameterFile:
         forms: the parameters that it was made for, equal on all ranks.
         arrays: the parameters that this rank reads.
         parameters: the same parameters, flat, as this rank writes them for all.
-        gradients: for each rank, flat arrays as large as the parameters.
+        gradients: for each rank of the machine, flat arrays as large as the parameters.
+        machines: the ranks of this machine, and their partners on other machines.
     """
 
-    def __init__(self, node: CommunicatorBase, forms: Sequence[Form]) -> None:
-        """Make a file that the ranks of ``node``, all on one machine, map (collective)."""
+    def __init__(self, communicator: CommunicatorBase, forms: Sequence[Form]) -> None:
+        """Make a file on each machine, which its ranks map (collective)."""
         self.forms = list(forms)
         begins = [0]  # of each array, and where all end
         for form in forms:
-            lines = -(-form.size * form.dtype.itemsize // LINE_BYTES)
+            lines = -(-math.prod(form.shape) * form.dtype.itemsize // LINE_BYTES)
             begins.append(begins[-1] + lines * LINE_BYTES)
         self._pages = max(1, -(-begins[-1] // mmap.PAGESIZE))
         nbytes = self._pages * mmap.PAGESIZE
-        self._own, shared = _map_together(node, nbytes, nbytes * (1 + node.size))
+        size = nbytes * (1 + communicator.intra_size)
+        self._own, shared, by_rank = _map_together(communicator, nbytes, size)
+        self.machines = Machines(by_rank, communicator.rank)
+        self.arrays = [
+            np.ndarray(form.shape, form.dtype, self._own, begin)
+            for form, begin in zip(forms, begins, strict=False)
+        ]
 
-        def flat_arrays(mapping: mmap.mmap, place: int) -> list[np.ndarray]:
+        def flat_arrays(place: int) -> list[np.ndarray]:
             return [
-                np.ndarray(form.size, form.dtype, mapping, place * nbytes + begin)
-                for form, begin in zip(forms, begins, strict=False)
+                np.ndarray(array.size, array.dtype, shared, place * nbytes + begin)
+                for array, begin in zip(self.arrays, begins, strict=False)
             ]
 
-        self.arrays = [
-            flat.reshape(form.shape)
-            for form, flat in zip(forms, flat_arrays(self._own, 0), strict=True)
-        ]
-        self.parameters = flat_arrays(shared, 0)
-        self.gradients = [flat_arrays(shared, 1 + rank) for rank in range(node.size)]
+        self.parameters = flat_arrays(0)
+        self.gradients = {
+            rank: flat_arrays(place) for place, rank in enumerate(self.machines.here, 1)
+        }
 
     def has_own_writes(self) -> bool:
-        """Return whether this process has changed parameters that it should only read."""
+        """Return whether this process may have changed parameters that it should only read."""
         address = np.frombuffer(self._own, np.uint8).ctypes.data
         try:
             with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
@@ -83,11 +85,9 @@ class ParameterFile:
                     pagemap.read(self._pages * _ENTRY_BYTES), np.uint64
                 )
         except OSError:  # not every kernel has it
-            entries = np.zeros(0, np.uint64)
-        if len(entries) < self._pages:
-            return not all(map(_have_equal_bits, self.arrays, self.parameters))
+            return True
         is_own = (entries & _IS_THERE > 0) & (entries & _IS_OF_FILE == 0)
-        return bool(is_own.any())
+        return len(entries) < self._pages or bool(is_own.any())
 
     def drop_own_writes(self) -> None:
         """Let this process read what is in the file."""
@@ -95,27 +95,32 @@ class ParameterFile:
 
 
 def _map_together(
-    node: CommunicatorBase, own_bytes: int, nbytes: int
-) -> tuple[mmap.mmap, mmap.mmap]:
-    """Return mappings of a new file (collective): its beginning for itself, and all to share."""
-    made = []
+    communicator: CommunicatorBase, own_bytes: int, nbytes: int
+) -> tuple[mmap.mmap, mmap.mmap, list[int]]:
+    """Map a new file of each machine (collective).
 
-    def make() -> FileReference:
+    Return mappings of its beginning for this rank, and of all to share; and the machine
+    of each rank.
+    """
+    made = []
+    machine = communicator.inter_rank
+
+    def make() -> tuple[int, FileReference | None]:
+        if communicator.intra_rank > 0:
+            return machine, None
         made.append(reserve(nbytes, "parameters and gradients"))
-        return FileReference.of(made[0])
+        return machine, FileReference.of(made[0])
 
     try:
-        reference = bcast_checked(node, OPERATION, make)
+        rows = allgather_checked(communicator, OPERATION, make)
         # Nobody closes the file before all have mapped it.
-        with raise_together(node.handshake, OPERATION):
-            if not made:
-                made.append(reference.open(os.O_RDWR))
+        with raise_together(communicator.handshake, OPERATION):
+            for other, reference in rows:
+                if other == machine and reference is not None and not made:
+                    made.append(reference.open(os.O_RDWR))
             own = mmap.mmap(made[0], own_bytes, mmap.MAP_PRIVATE)
-            return own, mmap.mmap(made[0], nbytes, mmap.MAP_SHARED)
+            shared = mmap.mmap(made[0], nbytes, mmap.MAP_SHARED)
+            return own, shared, [other for other, _ in rows]
     finally:
         for descriptor in made:
             os.close(descriptor)
-
-
-def _have_equal_bits(array: Any, flat: Any) -> bool:
-    return bool(array.tobytes() == flat.tobytes())

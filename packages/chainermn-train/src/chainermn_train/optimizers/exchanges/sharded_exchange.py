@@ -1,22 +1,25 @@
-"""Each rank steps its parts of the parameters alone (ZeRO, stage 1), on the CPUs of one machine.
+"""Each rank steps its parts of the parameters alone (ZeRO, stage 1), on CPUs.
 
-The parameters lie in a file that all ranks of the machine map. A rank writes its
-gradients to the file, too, but for its own parts, and ranks agree. Each takes the means
-of its parts, steps along them, and writes the new values, which all ranks see. Between
-steps a rank has the state of its parts, and update rules have none.
+The parameters lie in a file that all ranks of a machine map. A rank writes its gradients
+to the file, too, but for its own parts, and ranks agree. Each takes the means of its
+parts, steps along them, and writes the new values, which all ranks see. Between steps a
+rank has the state of its parts, and update rules have none.
+
+Over several machines, one rank of each adds up its machine's gradients for a part, and
+sends the sums to the part's rank. That rank sends the new values back.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from chainermn_comm import CommunicatorBase, Reducer
-from chainermn_comm.numbers import sum_rows
+from chainermn_comm.numbers import accumulator, sum_rows
 
 from ...collective_errors import allgather_checked, raise_together
 from ...profiling import region
@@ -29,6 +32,7 @@ from .gradient_exchange import GradientExchange
 from .parameter_file import Form, ParameterFile
 from .shard_hooks import hooks_of_shards, refuse_unsuitable
 from .shards import (
+    NO_STATE,
     Shard,
     State,
     cut,
@@ -41,6 +45,8 @@ from .shards import (
 )
 
 _NUMBER = np.dtype("<u4")  # of a parameter, among those that have values
+# What is added up for a rank's parts, by the numbers of parameters with gradients.
+Terms: TypeAlias = dict[int, Sequence[np.ndarray]]
 # What a rank says before the numbers of its missing gradients.
 _IN_FILE = b"\0"  # its parameters and gradients are in the file
 _ELSEWHERE = b"\1"
@@ -53,7 +59,7 @@ class ShardedExchange(GradientExchange):
 
     def __init__(self, communicator: CommunicatorBase, zero_fill: bool) -> None:
         super().__init__(communicator, zero_fill)
-        self._file: ParameterFile | None = None
+        self._file: Any = None  # the `ParameterFile`, once there is one
         # Those of all parameters that had values when they came into the file.
         self._shards: list[Shard] = []
         # Whether all ranks have the same parameters since then.
@@ -95,13 +101,20 @@ class ShardedExchange(GradientExchange):
 
     def finish(self, params: ParameterSet, scale: float | None, factor: float) -> bool:
         reducer = self._reducer
+        handshake = self._communicator.handshake
         self.cancel()
         self.may_have_stepped = False
         with region("communication"):
             if any([row.startswith(_ELSEWHERE) for row in reducer.rows]):
                 self._put_into_file(params)
-            with raise_together(self._communicator.handshake, OPERATION, meet=False):
-                self._take_means(scale, reducer.missing())
+            machines = self._file.machines
+            missing = reducer.missing()
+            with raise_together(handshake, OPERATION, meet=False):
+                terms = {rank: self._terms(rank, missing) for rank in machines.served}
+            if machines.are_several:
+                terms = self._sums_of_machines(terms)
+            with raise_together(handshake, OPERATION, meet=False):
+                self._take_means(terms[self._communicator.rank], scale)
                 if factor != 1:
                     pieces = [shard.piece for shard in self._shards]
                     multiply_gradients(pieces, factor)
@@ -120,7 +133,7 @@ class ShardedExchange(GradientExchange):
             self.may_have_stepped = True
 
         scaling = scaling_of(optimizer)
-        # At the end all ranks have written their parts.
+        # At the end all ranks of a machine have written their parts.
         with raise_together(handshake, OPERATION):
             refuse_unsuitable(optimizer, params.params)
             hooks = hooks_of_shards(self._communicator, optimizer)
@@ -132,6 +145,8 @@ class ShardedExchange(GradientExchange):
                 if not self.may_have_stepped:  # this rank may have seen an overflow
                     vars(optimizer).update(scaling)
                 raise
+        with region("communication"):
+            self._exchange_values()
 
     def cancel(self) -> None:
         super().cancel()
@@ -150,13 +165,13 @@ class ShardedExchange(GradientExchange):
         named = named_parameters(optimizer.target)
 
         def own() -> dict[str, State]:
-            states = {name: self._state_of(param) for name, param in named}
-            return {name: it for name, it in states.items() if not is_empty(it)}
+            return {name: self._state_of(param) for name, param in named}
 
         rows = allgather_checked(self._communicator, OPERATION, own)
         for name, param in named:
-            parts = [row[name] for row in rows if name in row]
-            if is_empty(state_of(param)) and len(parts) == len(rows):
+            parts = [row.get(name, NO_STATE) for row in rows]
+            are_there = not any([is_empty(part) for part in parts])
+            if is_empty(state_of(param)) and are_there:
                 set_state(param, merge(parts, param.shape))
 
     def refuse_parts(self) -> None:
@@ -170,8 +185,7 @@ class ShardedExchange(GradientExchange):
 
     @contextmanager
     def whole_states(self, optimizer: Any) -> Iterator[None]:
-        params = [shard.param for shard in self._shards]
-        lacking = [param for param in params if is_empty(state_of(param))]
+        lacking = [it.param for it in self._shards if is_empty(state_of(it.param))]
         self.gather_states(optimizer)
         self._are_gathered = True
         try:
@@ -179,13 +193,12 @@ class ShardedExchange(GradientExchange):
         finally:
             self._are_gathered = False
             for param in lacking:
-                set_state(param, (None, None))
+                set_state(param, NO_STATE)
 
     # The file.
 
     def _part_of(self, param: Any) -> slice:
-        communicator = self._communicator
-        return part_of(param.size, communicator.rank, communicator.size)
+        return part_of(param.size, self._communicator.rank, self._communicator.size)
 
     def _state_of(self, param: Any) -> State:
         """Return the state of this rank's part: of a state that was loaded, or as it stepped."""
@@ -199,7 +212,6 @@ class ShardedExchange(GradientExchange):
 
     def _has_those_of(self, params: ParameterSet) -> bool:
         """Return whether the model and its update rules are as the last step left them."""
-        assert self._file is not None
         named = _with_values(params)
         if len(named) != len(self._shards):
             return False
@@ -221,9 +233,7 @@ class ShardedExchange(GradientExchange):
             for name, param in named:
                 _refuse_foreign(name, param)
             forms = [Form(name, it.dtype, it.shape) for name, it in named]
-            call.signature = [
-                ("parameter", form.name, str(form.dtype), form.shape) for form in forms
-            ]
+            call.signature = [("parameter", *form) for form in forms]
         if self._file is None or self._file.forms != forms:
             self._file = ParameterFile(communicator, forms)
         file = self._file
@@ -237,9 +247,10 @@ class ShardedExchange(GradientExchange):
                 shards.append(Shard(param, file.arrays[number], part, values, state))
             self._write_gradients(shards)
         self._shards = shards
+        self._exchange_values()
         file.drop_own_writes()
         for shard in shards:
-            set_state(shard.param, (None, None))
+            set_state(shard.param, NO_STATE)
             if shard.param.array is not shard.array:
                 shard.param.array = shard.array
         self._are_in_file = True
@@ -248,7 +259,6 @@ class ShardedExchange(GradientExchange):
 
     def _write_gradients(self, shards: list[Shard]) -> None:
         """Write the other ranks' parts of this rank's gradients."""
-        assert self._file is not None
         places = self._file.gradients[self._communicator.rank]
         self._gradients = []
         for shard, place in zip(shards, places, strict=True):
@@ -259,28 +269,80 @@ class ShardedExchange(GradientExchange):
                 place[shard.part.stop :] = grad[shard.part.stop :]
             self._gradients.append(grad)
 
-    def _take_means(self, scale: float | None, missing: list[set[int]]) -> None:
+    def _terms(self, owner: int, missing: list[set[int]]) -> Terms:
+        """Return the machine's gradients of a rank's parts, zeros for those that are missing."""
+        terms: Terms = {}
+        for number in range(len(self._shards)):
+            if all([number in lacks for lacks in missing]):
+                continue
+            rows = []
+            for rank, flat in self._file.gradients.items():
+                part = part_of(flat[number].size, owner, len(missing))
+                row = flat[number][part]
+                if number in missing[rank]:
+                    row = np.zeros_like(row)
+                elif rank == self._communicator.rank:
+                    row = self._gradients[number][part]
+                rows.append(row)
+            terms[number] = rows
+        return terms
+
+    def _take_means(self, terms: Terms, scale: float | None) -> None:
         """Give this rank's parts the means of all ranks' gradients."""
-        assert self._file is not None
-        rank = self._communicator.rank
+        communicator = self._communicator
+        # No other rank writes to this rank's parts of its gradients.
+        places = self._file.gradients[communicator.rank]
         for number, shard in enumerate(self._shards):
             piece = shard.piece
             piece.cleargrad()
             piece._loss_scale = None
-            if all([number in lacks for lacks in missing]):
-                continue
-            rows = [flat[number][shard.part] for flat in self._file.gradients]
-            mean = rows[rank]  # no rank has written there
-            if number not in missing[rank]:
-                rows[rank] = self._gradients[number][shard.part]
-            for other, lacks in enumerate(missing):
-                if number in lacks:
-                    rows[other] = np.zeros_like(mean)
-            with np.errstate(all="ignore"):
-                sum_rows(rows, mean, len(rows))
-            piece.grad = mean
-            piece._loss_scale = scale
+            if number in terms:
+                mean = places[number][shard.part]
+                with np.errstate(all="ignore"):
+                    sum_rows(terms[number], mean, communicator.size)
+                piece.grad = mean
+                piece._loss_scale = scale
         self._gradients = []
+
+    # Over several machines.
+
+    def _sums_of_machines(self, terms: dict[int, Terms]) -> dict[int, Terms]:
+        """Return the sums of each machine's gradients, for this rank's parts (collective)."""
+        sums = {}
+        with raise_together(self._communicator.handshake, OPERATION):
+            for owner, own in terms.items():
+                sums[owner] = [_sum(rows) for rows in own.values()]
+        received = self._exchange(sums)
+        rows = zip(*[received[it] for it in self._file.machines.partners], strict=True)
+        rank = self._communicator.rank
+        return {rank: dict(zip(terms[rank], rows, strict=True))}
+
+    def _exchange_values(self) -> None:
+        """Let other machines have the values of this rank's parts (collective)."""
+        machines = self._file.machines
+        if machines.are_several:
+            values = [shard.values for shard in self._shards]
+            received = self._exchange(dict.fromkeys(machines.partners, values))
+            with raise_together(self._communicator.handshake, OPERATION):
+                for owner in machines.served:
+                    places = self._file.parameters
+                    for place, new in zip(places, received[owner], strict=True):
+                        place[part_of(place.size, owner, len(received))] = new
+
+    def _exchange(
+        self, sent: dict[int, list[np.ndarray]]
+    ) -> tuple[Sequence[np.ndarray], ...]:
+        """Return what each rank has sent to this rank (collective)."""
+        ranks = range(self._communicator.size)
+        return self._communicator.alltoall([sent.get(rank, []) for rank in ranks])
+
+
+def _sum(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the sum in the dtype in which numbers are added up."""
+    total = np.empty(rows[0].shape, accumulator(rows[0].dtype))
+    with np.errstate(all="ignore"):
+        sum_rows(rows, total)
+    return total
 
 
 class ShardReducer(Reducer):

@@ -18,6 +18,7 @@ _ALIGNMENT = 16
 # The state of an update rule by its keys, and the float32 value beside a float16
 # parameter, each None if there is none.
 State = tuple[dict[str, Any] | None, Any]
+NO_STATE: State = (None, None)
 
 
 @dataclass(eq=False)
@@ -52,7 +53,7 @@ class Shard:
         rule = self.param.update_rule
         if self.piece.update_rule is not rule:  # the user has given another one
             self.piece.update_rule = rule
-            self.state = (None, None)
+            self.state = NO_STATE
         set_state(self.param, self.state)
 
     def take_state(self) -> None:
@@ -61,7 +62,7 @@ class Shard:
             self.values[...] = self.piece.array
             self.piece.array = self.values
         self.state = state_of(self.param)
-        set_state(self.param, (None, None))
+        set_state(self.param, NO_STATE)
 
 
 def part_of(size: int, rank: int, ranks: int) -> slice:
