@@ -359,6 +359,18 @@ def test_users_may_change_all_between_updates(comm, change):
     assert_alike(*made)
 
 
+def test_a_state_may_be_loaded_before_parameters_have_values(naive):
+    """As SGD's, which has no arrays."""
+    model = L.Linear(None, WIDTH)
+    sgd = create_multi_node_optimizer(optimizers.SGD(), naive, sharded=True)
+    sgd.setup(model)
+    load_state(sgd, state_of(sgd))
+    whole_state(sgd)
+    for _ in range(2):
+        sgd.update(lambda: F.sum(model(batch(naive.rank, 0))))
+    assert same_everywhere(naive, model)
+
+
 def test_written_pages_are_found_where_the_kernel_doesnt_tell(naive, monkeypatch):
     def fail(*args, **kwds):
         raise FileNotFoundError

@@ -203,7 +203,7 @@ class ShardedExchange(GradientExchange):
     def _state_of(self, param: Any) -> State:
         """Return the state of this rank's part: of a state that was loaded, or as it stepped."""
         state = state_of(param)
-        if not is_empty(state):
+        if param.is_initialized and not is_empty(state):
             return cut(state, self._part_of(param))
         for shard in self._shards:
             if shard.param is param and shard.piece.update_rule is param.update_rule:
