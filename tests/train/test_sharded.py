@@ -95,7 +95,7 @@ def batch(rank, number):
 
 
 def make(comm, rule=optimizers.Adam, sharded=True, seed=0, **settings):
-    settings["sharded"] = sharded
+    settings |= {"overlap": False, "sharded": sharded}
     optimizer = create_multi_node_optimizer(rule(), comm, **settings)
     return optimizer.setup(Net(seed))
 
