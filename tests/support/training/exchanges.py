@@ -21,7 +21,7 @@ class Kind:
     arguments: dict[str, Any] = field(default_factory=dict)
     delay: int = 0  # steps from that which takes gradients to that which uses them
     agreements: int = 1  # of an update, the first of which comes before data move
-    tolerance: float = 1e-10  # of parameters in double precision
+    tolerance: float = 0.0  # by how much parameters may differ, if rounding is no more
 
 
 KINDS = {
@@ -30,7 +30,7 @@ KINDS = {
     # Before backward and after it.
     "overlap": Kind({"overlap": True}, agreements=2),
     "sharded": Kind({"sharded": True}),
-    # Of so many columns that products lack nothing.
+    # Of so many columns that products lack nothing but the digits beyond float32.
     "PowerSGD": Kind(
         {"compression": PowerSGD(32, start_step=0, min_ratio=0)}, tolerance=1e-5
     ),
