@@ -48,6 +48,7 @@ POWER_SGD = "PowerSGD"
 DDP = "DDP over gloo"
 DDP_POWER_SGD = "DDP, PowerSGD"
 RANK = 4  # of both
+DDP_ZERO = "DDP, ZeRO"  # its ZeroRedundancyOptimizer
 # Ours: the arguments of `create_multi_node_optimizer`.
 OURS: dict[str, dict[str, Any]] = {
     DUMMY: {"overlap": False},
@@ -59,11 +60,10 @@ OURS: dict[str, dict[str, Any]] = {
     SHARDED: {"sharded": True},
     POWER_SGD: {"compression": PowerSGD(RANK, start_step=0)},
 }
-OF_DDP = (DDP, DDP_POWER_SGD)
+OF_DDP = (DDP, DDP_POWER_SGD, DDP_ZERO)
 WAYS = [ALONE, BARRIER, RAW, BUNDLED, *OURS, *OF_DDP]
-# They show what one machine's memory and Python take, which is little beside a link; or
-# they work on one machine alone.
-ONE_MACHINE_WAYS = (RAW, BUNDLED, DUMMY, TRACED, SHARDED)
+# They show what one machine's memory and Python take, which is little beside a link.
+ONE_MACHINE_WAYS = (RAW, BUNDLED, DUMMY, TRACED)
 # Chainer's optimizers by name, with their arguments.
 RULES: dict[str, dict[str, float]] = {
     "SGD": {"lr": 0.01},
@@ -81,6 +81,7 @@ COLUMNS = (
     Ratio("ms / sync.", SYNCHRONOUS),
     Ratio("ms / DDP", DDP),
     Ratio("ms / DDP, PowerSGD", DDP_POWER_SGD),
+    Ratio("ms / DDP, ZeRO", DDP_ZERO),
 )
 # Each turn lasts about so long, so that a clock and a barrier count little.
 TURN_MS = 30.0
@@ -334,12 +335,18 @@ class Ways:
             # It needs two steps without compression.
             state = powerSGD_hook.PowerSGDState(None, RANK, start_powerSGD_iter=2)
             model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        rule: Any = torch.optim.SGD
+        settings = RULES[self._rule]
         if self._rule == "Adam":
-            optimizer = torch.optim.Adam(model.parameters())
+            rule = torch.optim.Adam
         elif self._rule == "MomentumSGD":
-            optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+            settings = {**settings, "momentum": 0.9}
+        if name == DDP_ZERO:
+            from torch.distributed.optim import ZeroRedundancyOptimizer
+
+            optimizer = ZeroRedundancyOptimizer(model.parameters(), rule, **settings)
         else:
-            optimizer = torch.optim.SGD(model.parameters(), 0.01)
+            optimizer = rule(model.parameters(), **settings)
         x = torch.from_numpy(self._batch[0])
         t = torch.from_numpy(self._batch[1]).long()
 
