@@ -293,7 +293,9 @@ class Training:
 
     def __init__(self, row, comm, kind, steps):
         self.row = row
-        self.tolerance = KINDS[kind].tolerance
+        self.tolerance = row.tolerance
+        if row.each_exchange:
+            self.tolerance = max(row.tolerance, KINDS[kind].tolerance)
         self.place = row.place(comm)
         self.models = row.models(self.place)
         actual = row.make_optimizer()
@@ -350,8 +352,8 @@ class Training:
         return words
 
     def is_near(self, array, other):
-        tolerance = max(self.row.tolerance, self.tolerance)
-        return array.dtype == other.dtype and np.allclose(array, other, 0, tolerance)
+        has_dtype = array.dtype == other.dtype
+        return has_dtype and np.allclose(array, other, 0, self.tolerance)
 
 
 def own_part(array, shape, group):

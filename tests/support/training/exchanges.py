@@ -21,7 +21,7 @@ class Kind:
     arguments: dict[str, Any] = field(default_factory=dict)
     delay: int = 0  # steps from that which takes gradients to that which uses them
     agreements: int = 1  # of an update, the first of which comes before data move
-    tolerance: float = 0.0  # by how much parameters may differ, if rounding is no more
+    tolerance: float = 1e-10  # of parameters in double precision
 
 
 KINDS = {
