@@ -21,6 +21,7 @@ from tests.support.jobs.examples import (
     DUAL,
     LAYERS,
     MNIST,
+    SHARDED,
     log_of,
     shapes,
     train,
@@ -93,6 +94,18 @@ ROWS = {
         TWO_PARTS,
         (2, 4),
         {FIRST: ("predictor/1/W", (10, 60)), SECOND: ("0/linear/b", (60,))},
+        {LOSS: (0, 1), HELD_OUT: (0.8, 1.01)},
+        {DIGITS: 1, "copies of the model, each on 2 ranks": 1},
+        only_there=True,
+    ),
+    "shards and copies": Row(
+        SHARDED,
+        TWO_PARTS,
+        (2, 4),
+        {
+            FIRST: ("predictor/l1/W", (30, 64)),
+            SECOND: ("predictor/l2/W", (10, 30)),
+        },
         {LOSS: (0, 1), HELD_OUT: (0.8, 1.01)},
         {DIGITS: 1, "copies of the model, each on 2 ranks": 1},
         only_there=True,
@@ -187,7 +200,7 @@ def test_an_example_learns_and_leaves_what_it_says(name, world, folder):
 
 @pytest.mark.world
 @pytest.mark.sizes(1, 3)
-@pytest.mark.parametrize("script", [LAYERS, DUAL, DATES_APART])
+@pytest.mark.parametrize("script", [LAYERS, DUAL, SHARDED, DATES_APART])
 def test_another_number_of_ranks_is_refused_on_all(script, folder):
     with pytest.raises(ValueError, match="use mpiexec -n"):
         train_here(script)
@@ -273,6 +286,7 @@ def test_no_patch_of_photographs_is_in_both_sets():
     [
         (LAYERS, 2, HELD_OUT, 0.95),
         (DUAL, 4, HELD_OUT, 0.95),
+        (SHARDED, 4, HELD_OUT, 0.94),
         (CONV, 2, HELD_OUT, 0.95),
         (DATES_APART, 2, EXACT, 0.9),
         *[(DATES, ranks, EXACT, 0.9) for ranks in (1, 2, 4)],
