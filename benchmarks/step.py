@@ -45,6 +45,7 @@ TRACE_VARIABLE = "CHAINERMN_TRACE"
 TRACED = "traced"  # synchronous, with that variable
 SHARDED = "sharded"
 POWER_SGD = "PowerSGD"
+FLOAT16 = "float16"
 DDP = "DDP over gloo"
 DDP_POWER_SGD = "DDP, PowerSGD"
 RANK = 4  # of both
@@ -59,6 +60,7 @@ OURS: dict[str, dict[str, Any]] = {
     "overlapped": {"overlap": True},
     SHARDED: {"sharded": True},
     POWER_SGD: {"compression": PowerSGD(RANK, start_step=0)},
+    FLOAT16: {"compression": "float16"},
 }
 OF_DDP = (DDP, DDP_POWER_SGD, DDP_ZERO)
 WAYS = [ALONE, BARRIER, RAW, BUNDLED, *OURS, *OF_DDP]

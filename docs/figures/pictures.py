@@ -52,23 +52,6 @@ def bench(folder: Path) -> None:
     keep(folder / "bench.png")
 
 
-def step(folder: Path) -> None:
-    """Efficiency of a training step, by each way to exchange gradients."""
-    script = str(ROOT / "benchmarks/step.py")
-    short = "--models", "digits", "--rounds", "20"
-    run(
-        folder,
-        sys.executable,
-        script,
-        *short,
-        "--json",
-        "step.json",
-        "--plot",
-        "step.png",
-    )
-    keep(folder / "step.png")
-
-
 def doctor(folder: Path) -> None:
     """All checks of a machine, with a warning and its fix."""
     terminal(folder, "doctor", "chainermn doctor", OMP_NUM_THREADS="8")
@@ -130,7 +113,7 @@ def terminal(folder: Path, name: str, command: str, **variables: str) -> None:
 
 
 def main() -> None:
-    for draw in (curves, bench, step, doctor, verdict):
+    for draw in (curves, bench, doctor, verdict):
         with tempfile.TemporaryDirectory() as folder:
             draw(Path(folder))
 
