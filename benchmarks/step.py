@@ -37,6 +37,7 @@ from chainermn_comm import create_communicator
 from chainermn_train import PowerSGD, create_multi_node_optimizer
 
 ALONE = "no exchange"
+IN_BLOCKS = "no exchange, in blocks"  # our optimizer's steps, on one rank
 BARRIER = "barrier"
 RAW = "raw packing"
 DUMMY = "dummy"
@@ -63,7 +64,7 @@ OURS: dict[str, dict[str, Any]] = {
     FLOAT16: {"compression": "float16"},
 }
 OF_DDP = (DDP, DDP_POWER_SGD, DDP_ZERO)
-WAYS = [ALONE, BARRIER, RAW, BUNDLED, *OURS, *OF_DDP]
+WAYS = [ALONE, IN_BLOCKS, BARRIER, RAW, BUNDLED, *OURS, *OF_DDP]
 # They show what one machine's memory and Python take, which is little beside a link.
 ONE_MACHINE_WAYS = (RAW, BUNDLED, DUMMY, TRACED)
 # Chainer's optimizers by name, with their arguments.
@@ -73,7 +74,7 @@ RULES: dict[str, dict[str, float]] = {
     "Adam": {},
 }
 # Each rank steps along its own gradients.
-OWN_WEIGHTS = (ALONE, BARRIER, RAW, DUMMY)
+OWN_WEIGHTS = (ALONE, IN_BLOCKS, BARRIER, RAW, DUMMY)
 
 EFFICIENCY = Ratio("efficiency", ALONE, inverse=True)
 COLUMNS = (
@@ -215,7 +216,9 @@ class Ways:
         """Make those of some names (collective); that without exchange is the first."""
         made = [self._optimized(ALONE, lambda optimizer: optimizer)]
         for name in names:
-            if name == BARRIER:
+            if name == IN_BLOCKS:
+                made.append(self._in_blocks())
+            elif name == BARRIER:
                 made.append(self._between(BARRIER, lambda params: self._comm.Barrier))
             elif name == RAW:
                 made.append(self._between(RAW, self._packing))
@@ -272,6 +275,15 @@ class Ways:
             lambda: weights_of(model),
             getattr(optimizer, "flush", nothing),
         )
+
+    def _in_blocks(self) -> Case:
+        communicator = create_communicator("naive", MPI.COMM_SELF)
+        case = self._optimized(
+            IN_BLOCKS,
+            lambda optimizer: create_multi_node_optimizer(optimizer, communicator),
+        )
+        self._closing.append(communicator.finalize)
+        return case
 
     def _between(
         self, name: str, make: Callable[[list[Any]], Callable[[], object]]

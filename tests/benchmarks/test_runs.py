@@ -47,6 +47,7 @@ RUNS = {
         ["--models", "digits"],
         [
             "no exchange",
+            "no exchange, in blocks",
             "barrier",
             "raw packing",
             "bundled naive",
@@ -56,6 +57,9 @@ RUNS = {
             "drift ignored",
             "double buffering",
             "overlapped",
+            "sharded",
+            "PowerSGD",
+            "float16",
         ],
     ),
     "hosts": (
