@@ -121,6 +121,13 @@ def clip_parts(optimizer, comm):
     optimizer.add_hook(hook)
 
 
+def clip_parts_of_pairs(optimizer, comm):
+    """The ranks of a pair hold the parts of one model."""
+    if comm is not None:
+        comm = comm.split(comm.rank // 2, comm.rank)
+    clip_parts(optimizer, comm)
+
+
 def adapt_scale(optimizer, comm):
     optimizer.loss_scaling(INTERVAL)
 
@@ -246,6 +253,12 @@ ROWS = {
     "clipped in parts": clipped(),
     "clipped in parts, by pairs": clipped(
         place=over_ranks.in_pairs, kinds=tuple(WHOLE_KINDS), sizes=(4,)
+    ),
+    "clipped in parts, sharded over pairs": clipped(
+        place=over_ranks.in_pairs,
+        add_hooks=clip_parts_of_pairs,
+        kinds=("sharded",),
+        sizes=(4,),
     ),
     "clipped in parts, by Chainer": clipped(wrap=by_chainer, each_exchange=False),
     # The mean of gradients that all ranks have alike has their bits.
