@@ -106,7 +106,7 @@ ROWS = {
             FIRST: ("predictor/l1/W", (30, 64)),
             SECOND: ("predictor/l2/W", (10, 30)),
         },
-        {LOSS: (0, 1), HELD_OUT: (0.8, 1.01)},
+        {LOSS: (0, 1.6), HELD_OUT: (0.8, 1.01)},
         {DIGITS: 1, "copies of the model, each on 2 ranks": 1},
         only_there=True,
     ),
