@@ -146,9 +146,8 @@ def create_multi_node_optimizer(
     if is_dummy:
         settings["on_drift"] = "ignore"  # its ranks do drift apart
     only_on_gpus = overlap is None and comm.inter_size == 1
-    sending = comm
-    is_dtype = compression is not None and not isinstance(compression, PowerSGD)
-    if is_dtype and communicator is not None:
+    sending: Any = comm
+    if compression is not None and not isinstance(compression, PowerSGD):
         sending = NarrowedCommunicator(comm, compression)
     if sharded:
         exchange: GradientExchange = ShardedExchange(comm, zero_fill)
