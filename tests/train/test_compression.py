@@ -107,6 +107,17 @@ def test_a_dtype_does_what_the_communicators_does(kind, dtype):
     assert found[1] == found[2] != found[0]
 
 
+def test_the_communicators_dtype_stays_as_its_user_sets_it_later():
+    from mpi4py import MPI
+
+    comm = on_nodes(range(MPI.COMM_WORLD.size))
+    optimizer = compressed(comm, compression="float16", overlap=False)
+    comm.set_config("allreduce_grad_dtype", np.float32)
+    train(optimizer, 0, 2)
+    assert comm.get_config("allreduce_grad_dtype") == np.float32
+    comm.finalize()
+
+
 def test_ranks_that_ask_for_different_compressions_are_told(naive):
     compression = PowerSGD(2 if naive.rank else 3)
     optimizer = compressed(naive, compression=compression)
@@ -124,7 +135,7 @@ def test_it_says_once_what_it_compresses(naive, capfd):
     # 2 x 23.
     assert said.count("ChainerMN:") == 1
     assert "PowerSGD(rank=2, " in said
-    assert "sends 152 of 486 numbers a step" in said
+    assert "sends 152 of 486 numbers a step, from start_step on" in said
 
 
 def test_first_steps_are_not_compressed(naive):
@@ -138,6 +149,26 @@ def test_first_steps_are_not_compressed(naive):
         assert (optimizer.compression_error > 0) == is_compressed
         alike = parameter_bits(plain.target) == parameter_bits(optimizer.target)
         assert alike != is_compressed
+
+
+def test_frozen_parameters_take_no_memory(naive):
+    optimizer = compressed(naive, compression=PowerSGD(2, 0, 1))
+    optimizer.target.first.disable_update()
+    train(optimizer, 0, 3)
+    assert list(optimizer._updates.exchange._matrices) == ["/second/W"]
+
+
+def test_an_array_may_get_another_shape(naive):
+    optimizer = create_multi_node_optimizer(
+        chainer.optimizers.SGD(), naive, compression=FACTORED
+    ).setup(small_net(0))
+    train(optimizer, 0, 4)
+    net = optimizer.target
+    for param in net.first.params():
+        param.array = param.array[:10]
+    net.second.W.array = net.second.W.array[:, :10]
+    train(optimizer, 4, 7)
+    assert same_everywhere(naive, net)
 
 
 # What ranks keep.
@@ -206,6 +237,14 @@ def test_other_numbers_of_ranks_go_on_without_errors(naive, folder):
         train(alone, 0, 2)
         assert alone.compression_error > 0
     naive.handshake("done")
+
+
+def test_without_errors_other_numbers_of_ranks_are_not_warned(naive, recwarn):
+    optimizer = compressed(naive)
+    train(optimizer, 0, FACTORED.start_step)
+    alone = compressed(naive.split(naive.rank, 0))
+    load_state(alone, state_of(optimizer))
+    assert not recwarn.list
 
 
 # What fails.

@@ -21,13 +21,21 @@ from ..agreement import OPERATION
 from ..gradient_set import (
     Gradient,
     GradientSet,
+    is_updated,
     multiply_gradients,
     present_gradient,
     set_scale,
 )
 from ..parameter_set import ParameterSet
 from .gradient_exchange import GradientExchange
-from .power_sgd import Matrix, PowerSGD, factor_size, first_matrix, is_compressed
+from .power_sgd import (
+    Matrix,
+    PowerSGD,
+    factor_size,
+    first_matrix,
+    is_compressed,
+    shape_of,
+)
 
 
 class CompressedExchange(GradientExchange):
@@ -70,9 +78,11 @@ class CompressedExchange(GradientExchange):
         with raise_together(handshake, OPERATION, meet=False):
             for name, param in params.namedparams():
                 if is_compressed(settings, param):
-                    known = self._matrices.get(name)
-                    matrix = known or first_matrix(settings, name, param)
-                    self._matrices[name] = matrix
+                    matrix = self._matrices.get(name)
+                    # The user may have given the parameter an array of another shape.
+                    if matrix is None or matrix.error.shape != shape_of(param):
+                        matrix = first_matrix(settings, name, param)
+                        self._matrices[name] = matrix
                     matrix.make_left(factor / unit)
                     matrices.append(matrix)
                 else:
@@ -115,11 +125,12 @@ class CompressedExchange(GradientExchange):
         before = 0
         after = 0
         for param in params.params:
-            if param.is_initialized:
+            if param.is_initialized and is_updated(param):
                 before += param.size
                 after += factor_size(self._settings, param) or param.size
         text = (
-            f"ChainerMN: {self._settings} sends {after:,} of {before:,} numbers a step"
+            f"ChainerMN: {self._settings} sends {after:,} of {before:,} numbers a step, from "
+            "start_step on"
         )
         print(text, file=sys.stderr)
 
@@ -148,7 +159,8 @@ class CompressedExchange(GradientExchange):
                 own("right", matrix.right)
                 own("error", matrix.error)
         if not is_loaded:
-            serializer("ranks", size)
+            if self._matrices:
+                serializer("ranks", size)
         elif rank == 0 and saved_value(serializer, "ranks") not in (None, size):
             warnings.warn(
                 "PowerSGD goes on without its errors, which another number of ranks has saved",

@@ -30,10 +30,11 @@ class NarrowedCommunicator(AttributeProxy):
 
     def make_reducer(self, *arguments: Any) -> Reducer:
         communicator = self.actual
+        before = communicator.get_config(_SETTING)
         # A reducer keeps the settings with which it was made.
         communicator.set_config(_SETTING, self._dtype)
         reducer: Reducer = communicator.make_reducer(*arguments)
-        communicator.set_config(_SETTING, None)
+        communicator.set_config(_SETTING, before)
         return reducer
 
     def get_config(self, name: str) -> Any:

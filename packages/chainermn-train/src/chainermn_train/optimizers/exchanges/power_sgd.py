@@ -11,7 +11,7 @@ import numpy as np
 
 from ...collective_errors import require_integer
 from ...host_arrays import to_host
-from ..gradient_set import present_gradient
+from ..gradient_set import is_updated, present_gradient
 
 # Elements of a block of rows, which stays in a core's cache.
 BLOCK_ELEMENTS = 32 << 10
@@ -63,7 +63,9 @@ def factor_size(settings: PowerSGD, param: Any) -> Any:
     """Return how many numbers the factors have; 0 if a gradient is never compressed."""
     if param.array is None or param.dtype.kind != "f" or param.ndim < 2:
         return 0
-    rows, columns = _shape(param)
+    if not is_updated(param):
+        return 0
+    rows, columns = shape_of(param)
     size = min(settings.rank, rows, columns) * (rows + columns)
     if settings.min_ratio * size > param.size:
         return 0
@@ -79,14 +81,14 @@ def is_compressed(settings: PowerSGD, param: Any) -> Any:
 
 def first_matrix(settings: PowerSGD, name: str, param: Any) -> Matrix:
     """Return the matrix of a parameter by whose ``name`` the first *Q* is drawn."""
-    rows, columns = _shape(param)
+    rows, columns = shape_of(param)
     random = np.random.RandomState(zlib.crc32(name.encode(), settings.seed))
     drawn = random.uniform(-1, 1, (min(settings.rank, rows, columns), columns))
     right = orthonormal(drawn.astype(np.float32))
     return Matrix(name, param, right, np.zeros((rows, columns), np.float32))
 
 
-def _shape(param: Any) -> tuple[int, int]:
+def shape_of(param: Any) -> tuple[int, int]:
     """Return the shape of a parameter's matrix."""
     return param.shape[0], math.prod(param.shape[1:])
 
