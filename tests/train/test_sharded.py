@@ -39,13 +39,21 @@ pytestmark = [pytest.mark.world, pytest.mark.sizes(1, 2, 3, 4)]
 
 WIDTH = 40
 PARAMETER_FILE = "chainermn_train.optimizers.exchanges.parameter_file"
-RULES = {
-    "AdaGrad": optimizers.AdaGrad,
-    "Adam": optimizers.Adam,
-    "AMSGrad": optimizers.AMSGrad,
-    "MomentumSGD": optimizers.MomentumSGD,
-    "SGD": optimizers.SGD,
-}
+RULES = [
+    optimizers.AdaGrad,
+    optimizers.Adam,
+    optimizers.AMSGrad,
+    optimizers.MomentumSGD,
+    optimizers.SGD,
+]
+RARE_RULES = (
+    "AdaBound AdaDelta AMSBound CorrectedMomentumSGD MSVAG NesterovAG RMSprop "
+    "RMSpropGraves SMORMS3"
+)
+RULES += [
+    pytest.param(getattr(optimizers, name), marks=pytest.mark.ci)
+    for name in RARE_RULES.split()
+]
 
 
 @pytest.fixture(
@@ -124,7 +132,7 @@ def assert_alike(optimizer, other):
     assert whole_state(optimizer) == whole_state(other)
 
 
-@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("hook", [None, hooks.WeightDecay(1e-2), hooks.Lasso(1e-3)])
 def test_parts_have_the_bits_of_the_whole(comm, rule, hook):
     made = [make(comm, rule, sharded, comm.rank) for sharded in (True, False)]
@@ -288,6 +296,17 @@ def replace_arrays(optimizer):
     param.array = param.array * 0.5
 
 
+def swap_arrays(optimizer):
+    first = optimizer.target.first.b
+    second = optimizer.target.second.b
+    first.array, second.array = second.array, first.array
+
+
+def reverse(optimizer):
+    param = optimizer.target.first.b
+    param.array = param.array[::-1]
+
+
 def copy_all(optimizer):
     twin = copy.deepcopy(optimizer)
     optimizer.finalize()
@@ -325,6 +344,11 @@ def replace_a_rule(optimizer):
     param.update_rule = optimizer.create_update_rule()
 
 
+def share_a_rule(optimizer):
+    net = optimizer.target
+    net.first.b.update_rule = net.second.b.update_rule
+
+
 def replace_a_link(optimizer):
     optimizer.target.first = L.Linear(WIDTH, WIDTH, initialW=0.1)
     for param in optimizer.target.first.params():
@@ -338,12 +362,15 @@ def set_up_again(optimizer):
 BETWEEN = [
     write_into_arrays,
     replace_arrays,
+    swap_arrays,
+    reverse,
     copy_all,
     load_a_model,
     load_both,
     load_a_beginning_on_rank_0,
     freeze,
     replace_a_rule,
+    share_a_rule,
     replace_a_link,
     set_up_again,
 ]
@@ -495,7 +522,7 @@ def test_a_machine_has_parameters_once_and_states_in_parts(naive):
 # What fails on one rank.
 
 
-class Failing:
+class Failing(float):
     """A hook's rate that fails when it is used, once."""
 
     def __init__(self):

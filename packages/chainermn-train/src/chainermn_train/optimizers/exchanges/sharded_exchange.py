@@ -86,7 +86,7 @@ class ShardedExchange(GradientExchange):
                 self.has_changed = not self._has_those_of(params)
                 if not self.has_changed:
                     own = _IN_FILE
-                    self._write_gradients(self._shards)
+                    self._write_gradients()
             missing = []
             for number, (name, param) in enumerate(_with_values(params)):
                 text = "a gradient"
@@ -164,10 +164,11 @@ class ShardedExchange(GradientExchange):
     def gather_states(self, optimizer: Any) -> None:
         named = named_parameters(optimizer.target)
 
-        def own() -> dict[str, State]:
-            return {name: self._state_of(param) for name, param in named}
-
-        rows = allgather_checked(self._communicator, OPERATION, own)
+        rows = allgather_checked(
+            self._communicator,
+            OPERATION,
+            lambda: {name: self._state_of(param) for name, param in named},
+        )
         for name, param in named:
             parts = [row.get(name, NO_STATE) for row in rows]
             are_there = not any([is_empty(part) for part in parts])
@@ -216,9 +217,11 @@ class ShardedExchange(GradientExchange):
         if len(named) != len(self._shards):
             return False
         for shard, (_, param) in zip(self._shards, named, strict=True):
-            if shard.param is not param or shard.array is not param.array:
-                return False
-            if not is_empty(state_of(param)):
+            if (
+                shard.param is not param
+                or shard.array is not param.array
+                or not is_empty(state_of(param))
+            ):
                 return False
         return not self._file.has_own_writes()
 
@@ -230,8 +233,12 @@ class ShardedExchange(GradientExchange):
         communicator = self._communicator
         named = _with_values(params)
         with raise_together(communicator.handshake, OPERATION) as call:
+            # Copies: an array may be a view of the file, also of another parameter, and
+            # no rank writes there before all have read.
+            parts = []
             for name, param in named:
                 _refuse_foreign(name, param)
+                parts.append(param.array.reshape(-1)[self._part_of(param)].copy())
             forms = [Form(name, it.dtype, it.shape) for name, it in named]
             call.signature = [("parameter", *form) for form in forms]
         if self._file is None or self._file.forms != forms:
@@ -242,26 +249,25 @@ class ShardedExchange(GradientExchange):
             for number, (_, param) in enumerate(named):
                 part = self._part_of(param)
                 values = file.parameters[number][part]
-                values[...] = param.array.reshape(-1)[part]
+                values[...] = parts[number]
                 state = self._state_of(param)
                 shards.append(Shard(param, file.arrays[number], part, values, state))
-            self._write_gradients(shards)
-        self._shards = shards
+            self._shards = shards
+            self._write_gradients()
         self._exchange_values()
         file.drop_own_writes()
         for shard in shards:
             set_state(shard.param, NO_STATE)
-            if shard.param.array is not shard.array:
-                shard.param.array = shard.array
+            shard.param.array = shard.array
         self._are_in_file = True
 
     # Gradients.
 
-    def _write_gradients(self, shards: list[Shard]) -> None:
+    def _write_gradients(self) -> None:
         """Write the other ranks' parts of this rank's gradients."""
         places = self._file.gradients[self._communicator.rank]
         self._gradients = []
-        for shard, place in zip(shards, places, strict=True):
+        for shard, place in zip(self._shards, places, strict=True):
             grad = present_gradient(shard.param)
             if grad is not None:
                 grad = np.ascontiguousarray(grad).reshape(-1)
@@ -385,6 +391,5 @@ def _with_values(params: ParameterSet) -> list[tuple[str, Any]]:
 def _refuse_foreign(name: str, param: Any) -> None:
     if type(param.array) is not np.ndarray or param.dtype.kind != "f":
         raise ValueError(
-            f"{name} is {type(param.array).__name__} of {param.dtype}: sharded=True is for real "
-            "numbers in host memory (NumPy's arrays)"
+            f"{name} has no real numbers in host memory (NumPy's arrays), as sharded=True needs"
         )

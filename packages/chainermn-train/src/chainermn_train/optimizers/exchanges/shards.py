@@ -54,7 +54,9 @@ class Shard:
         if self.piece.update_rule is not rule:  # the user has given another one
             self.piece.update_rule = rule
             self.state = NO_STATE
-        set_state(self.param, self.state)
+        # Else another shard of the same rule has the state of both.
+        if not is_empty(self.state):
+            set_state(self.param, self.state)
 
     def take_state(self) -> None:
         """Take the state that the update rule has now, and the values if they lie elsewhere."""
@@ -130,9 +132,7 @@ class ShardModel:
 
     def namedparams(self, include_uninit: bool = True) -> list[tuple[str, Any]]:
         return [
-            (name, param)
-            for name, param in self._named
-            if include_uninit or param.is_initialized
+            each for each in self._named if include_uninit or each[1].is_initialized
         ]
 
     def params(self, include_uninit: bool = True) -> list[Any]:
