@@ -12,6 +12,7 @@ import chainer.links as L
 import numpy as np
 import pytest
 from chainer import Chain, Parameter
+from chainer.optimizer_hooks import GradientClipping, WeightDecay
 from chainer.optimizers import SGD, Adam
 from numpy.random import RandomState
 
@@ -198,6 +199,40 @@ def test_settings_are_compared_after_a_synchronization_that_came_first(comm):
     optimizer.synchronize()
     with pytest.raises(RankMismatchError, match="hyperparameters"):
         update(comm, optimizer, 1)
+
+
+def step_otherwise(optimizer, rank):
+    optimizer.alpha = 0.1 * rank
+
+
+def step_one_otherwise(optimizer, rank):
+    optimizer.target.last.b.update_rule.hyperparam.alpha = 0.1 * rank
+
+
+def decay_otherwise(optimizer, rank):
+    optimizer.add_hook(WeightDecay(0.1 * rank))
+
+
+def clip_otherwise(optimizer, rank):
+    optimizer.add_hook(GradientClipping(1 + rank))
+
+
+# By what an error says of it.
+OTHERWISE = {
+    "alpha of hyperparameters: ": step_otherwise,
+    "alpha of hyperparameters of parameter /last/b": step_one_otherwise,
+    "rate of WeightDecay": decay_otherwise,
+    "GradientClipping 1 on rank 0": clip_otherwise,
+}
+
+
+@pytest.mark.parametrize("words", OTHERWISE)
+def test_sharded_ranks_that_step_by_different_numbers_are_told(comm, words):
+    """All have equal parameters nevertheless."""
+    optimizer = trained(comm, "sharded", 2)
+    OTHERWISE[words](optimizer, comm.rank)
+    with pytest.raises(RankMismatchError, match=words):
+        update(comm, optimizer, TURN)
 
 
 @pytest.mark.parametrize("kind", WHOLE_KINDS)

@@ -62,9 +62,11 @@ class DriftDetector:
         if self._part is None:  # no parameter has values
             return 0
         self._wait()
-        updates = getattr(self._part.param.update_rule, "t", 0)
-        counts = zlib.adler32(b"%d %d" % (steps, updates))
-        return zlib.adler32(to_host(self._part.elements), counts)
+        rule = self._part.param.update_rule
+        # The text of hyperparameters has all their numbers, also those of the optimizer.
+        facts = (steps, getattr(rule, "t", 0), getattr(rule, "hyperparam", None))
+        checksum = zlib.adler32(repr(facts).encode())
+        return zlib.adler32(to_host(self._part.elements), checksum)
 
     def advance(self) -> None:
         """Move the cursor to the next part: ranks have compared this one."""

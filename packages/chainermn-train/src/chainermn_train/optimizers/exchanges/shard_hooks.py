@@ -27,7 +27,6 @@ from ..gradient_clipping import MultiNodeGradientClipping
 _BY_ELEMENT = frozenset(
     {WeightDecay.__call__, Lasso.__call__, GradientHardClipping.__call__}
 )
-_REMEDY = "use sharded=False"
 _NORM = struct.Struct("<d")
 
 
@@ -36,7 +35,7 @@ def refuse_unsuitable(optimizer: Any, params: Iterable[Any]) -> None:
     if getattr(type(optimizer), "update", None) is not GradientMethod.update:
         raise ValueError(
             f"{type(optimizer).__name__} has an update() of its own, which may need whole "
-            f"parameters: {_REMEDY}"
+            f"parameters: use sharded=False"
         )
     _check_hooks(optimizer._hookable._pre_update_hooks, {*_BY_ELEMENT, *_BY_NORM})
     _check_hooks(optimizer._hookable._post_update_hooks, set())
@@ -53,7 +52,7 @@ def _check_hooks(hooks: dict[str, Any], known: Collection[Any]) -> None:
         if _call_of(hook) not in known:
             raise ValueError(
                 f"the hook {name!r} ({type(hook).__name__}) may need whole parameters and "
-                f"gradients, of which each rank has a part: {_REMEDY}; these hooks, called "
+                f"gradients, of which each rank has a part: use sharded=False; these hooks, called "
                 "before the step, are known to need parts alone: WeightDecay, Lasso, "
                 "GradientHardClipping, GradientClipping, MultiNodeGradientClipping"
             )
@@ -65,13 +64,13 @@ def _check_rule(rule: Any) -> None:
     if not is_by_element or any([name.startswith("update") for name in vars(rule)]):
         raise ValueError(
             f"the update rule {type(rule).__name__} doesn't say that it computes each element "
-            f"by itself (by the class attribute is_elementwise): {_REMEDY}"
+            f"by itself (by the class attribute is_elementwise): use sharded=False"
         )
     for name, value in rule.hyperparam.get_dict().items():
         if np.ndim(value) > 0:
             raise ValueError(
                 f"the hyperparameter {name} has a value for each element of a whole parameter: "
-                f"{_REMEDY}"
+                "use sharded=False"
             )
 
 
@@ -117,7 +116,7 @@ def _scale_down(
 ) -> None:
     """Scale gradients to the hook's threshold; ``squares`` is of this rank's parts (collective)."""
     rows = communicator.handshake(
-        OPERATION, (("hook", hook.name),), payload=_NORM.pack(squares)
+        OPERATION, (("hook", hook.name, hook.threshold),), payload=_NORM.pack(squares)
     )
     norm = math.sqrt(sum([_NORM.unpack(row)[0] for row in rows]))
     if norm <= hook.threshold:

@@ -23,7 +23,7 @@ from chainermn_comm.numbers import accumulator, sum_rows
 
 from ...collective_errors import allgather_checked, raise_together
 from ...profiling import region
-from ...slots import named_parameters, scaling_of
+from ...slots import entries_of, named_parameters, numbers_of, scaling_of
 from ..agreement import OPERATION
 from ..block_updates import step_in_blocks
 from ..gradient_set import multiply_gradients, present_gradient
@@ -124,9 +124,16 @@ class ShardedExchange(GradientExchange):
         handshake = self._communicator.handshake
 
         def agree(optimizer: Any) -> None:
-            """Go on if all ranks' hooks have succeeded, without a step if gradients overflow."""
+            """Go on if all ranks' hooks have succeeded, without a step if gradients overflow.
+
+            Hooks must have equal numbers. No parameter would tell of a difference, since
+            all ranks get what each has stepped.
+            """
             overflows = bool(getattr(optimizer, "_loss_scaling_isnan", False))
-            rows = handshake(OPERATION, (("hooks", "all"),), payload=bytes([overflows]))
+            facts = {name: numbers_of(hook) for name, hook in hooks.items()}
+            rows = handshake(
+                OPERATION, entries_of({"hooks": facts}), payload=bytes([overflows])
+            )
             if any([row[0] for row in rows]):
                 optimizer._loss_scaling_isnan = True
                 optimizer._loss_scaling_isnan_ever = True
