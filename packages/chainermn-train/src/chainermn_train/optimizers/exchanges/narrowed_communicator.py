@@ -20,8 +20,7 @@ class NarrowedCommunicator(AttributeProxy):
     def __init__(self, communicator: CommunicatorBase, dtype: Any) -> None:
         """Send gradients as ``dtype``; ValueError if there is no such, or already another."""
         super().__init__(communicator)
-        settings = communicator.get_config()
-        if settings.get(_SETTING, dtype) is not None:
+        if communicator.get_config().get(_SETTING, dtype) is not None:
             raise ValueError(
                 "compression with a dtype needs a communicator of create_communicator without "
                 "allreduce_grad_dtype: choose one of the two"

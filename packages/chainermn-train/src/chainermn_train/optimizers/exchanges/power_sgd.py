@@ -61,9 +61,8 @@ class PowerSGD:
 
 def factor_size(settings: PowerSGD, param: Any) -> Any:
     """Return how many numbers the factors have; 0 if a gradient is never compressed."""
-    if param.array is None or param.dtype.kind != "f" or param.ndim < 2:
-        return 0
-    if not is_updated(param):
+    is_real = param.array is not None and param.dtype.kind == "f"
+    if not is_real or param.ndim < 2 or not is_updated(param):
         return 0
     rows, columns = shape_of(param)
     size = min(settings.rank, rows, columns) * (rows + columns)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any
@@ -27,7 +26,6 @@ from ..gradient_clipping import MultiNodeGradientClipping
 _BY_ELEMENT = frozenset(
     {WeightDecay.__call__, Lasso.__call__, GradientHardClipping.__call__}
 )
-_NORM = struct.Struct("<d")
 
 
 def refuse_unsuitable(optimizer: Any, params: Iterable[Any]) -> None:
@@ -35,7 +33,7 @@ def refuse_unsuitable(optimizer: Any, params: Iterable[Any]) -> None:
     if getattr(type(optimizer), "update", None) is not GradientMethod.update:
         raise ValueError(
             f"{type(optimizer).__name__} has an update() of its own, which may need whole "
-            f"parameters: use sharded=False"
+            "parameters: use sharded=False"
         )
     _check_hooks(optimizer._hookable._pre_update_hooks, {*_BY_ELEMENT, *_BY_NORM})
     _check_hooks(optimizer._hookable._post_update_hooks, set())
@@ -52,7 +50,7 @@ def _check_hooks(hooks: dict[str, Any], known: Collection[Any]) -> None:
         if _call_of(hook) not in known:
             raise ValueError(
                 f"the hook {name!r} ({type(hook).__name__}) may need whole parameters and "
-                f"gradients, of which each rank has a part: use sharded=False; these hooks, called "
+                "gradients, of which each rank has a part: use sharded=False; these hooks, called "
                 "before the step, are known to need parts alone: WeightDecay, Lasso, "
                 "GradientHardClipping, GradientClipping, MultiNodeGradientClipping"
             )
@@ -64,7 +62,7 @@ def _check_rule(rule: Any) -> None:
     if not is_by_element or any([name.startswith("update") for name in vars(rule)]):
         raise ValueError(
             f"the update rule {type(rule).__name__} doesn't say that it computes each element "
-            f"by itself (by the class attribute is_elementwise): use sharded=False"
+            "by itself (by the class attribute is_elementwise): use sharded=False"
         )
     for name, value in rule.hyperparam.get_dict().items():
         if np.ndim(value) > 0:
@@ -94,7 +92,8 @@ def hooks_of_shards(
 def _clip(communicator: CommunicatorBase, hook: Any, optimizer: Any) -> None:
     """Do what GradientClipping does, by the norm over all ranks' parts (collective)."""
     params = optimizer.target.params(False)
-    squares = sum([_squares(param.grad) for param in params])
+    with np.errstate(over="ignore"):  # infinite if they are too large for the dtype
+        squares = sum([float(param.grad.dot(param.grad)) for param in params])
     _scale_down(communicator, hook, optimizer, squares)
 
 
@@ -116,21 +115,17 @@ def _scale_down(
 ) -> None:
     """Scale gradients to the hook's threshold; ``squares`` is of this rank's parts (collective)."""
     rows = communicator.handshake(
-        OPERATION, (("hook", hook.name, hook.threshold),), payload=_NORM.pack(squares)
+        OPERATION,
+        (("hook", hook.name, hook.threshold),),
+        payload=np.float64(squares).tobytes(),
     )
-    norm = math.sqrt(sum([_NORM.unpack(row)[0] for row in rows]))
+    norm = math.sqrt(sum(np.frombuffer(b"".join(rows)).tolist()))
     if norm <= hook.threshold:
         return
     # A norm that is no number makes all gradients so, as in Chainer.
     rate = hook.threshold / norm
     for param in optimizer.target.params(False):
         param.grad *= rate
-
-
-def _squares(grad: np.ndarray) -> float:
-    """Return the sum of the squares, which is infinite if they are too large for the dtype."""
-    with np.errstate(over="ignore"):
-        return float(grad.dot(grad))
 
 
 # Functions that do the same with parts, given the communicator, the hook and the

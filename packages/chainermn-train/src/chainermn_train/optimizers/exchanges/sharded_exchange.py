@@ -244,7 +244,11 @@ class ShardedExchange(GradientExchange):
             # no rank writes there before all have read.
             parts = []
             for name, param in named:
-                _refuse_foreign(name, param)
+                if type(param.array) is not np.ndarray or param.dtype.kind != "f":
+                    raise ValueError(
+                        f"{name} has no real numbers in host memory (NumPy's arrays), as "
+                        "sharded=True needs"
+                    )
                 parts.append(param.array.reshape(-1)[self._part_of(param)].copy())
             forms = [Form(name, it.dtype, it.shape) for name, it in named]
             call.signature = [("parameter", *form) for form in forms]
@@ -393,10 +397,3 @@ class ShardReducer(Reducer):
 def _with_values(params: ParameterSet) -> list[tuple[str, Any]]:
     """Return the names and parameters that have values."""
     return [each for each in params.namedparams() if each[1].is_initialized]
-
-
-def _refuse_foreign(name: str, param: Any) -> None:
-    if type(param.array) is not np.ndarray or param.dtype.kind != "f":
-        raise ValueError(
-            f"{name} has no real numbers in host memory (NumPy's arrays), as sharded=True needs"
-        )
