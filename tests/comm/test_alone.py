@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from tests.support.hosts.slurm import PMI
 from tests.support.jobs import runner
 
 CREATE = (
@@ -47,7 +48,7 @@ def test_it_raises_and_names_the_way_out(environment, words, who):
     done = create(environment, *words)
     assert done.returncode == 1
     assert "RuntimeError: a launcher started this " + who in done.stderr
-    assert "or srun --mpi=pmi" in done.stderr
+    assert f"or srun --mpi={PMI};" in done.stderr
     assert "chainermn doctor" in done.stderr
 
 

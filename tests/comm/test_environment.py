@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from chainermn_comm import create_communicator
+from chainermn_comm import RankMismatchError, create_communicator
 from tests.support.oracles.raised import raises_on_all
 
 pytestmark = pytest.mark.world
@@ -52,6 +52,14 @@ def test_what_is_a_value_is_taken_and_an_empty_one_is_none(world, monkeypatch, n
         monkeypatch.setenv(name, text)
         with create_communicator("naive") as comm:
             assert comm.size == world.size
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_a_silence_that_differs_between_ranks_raises_on_all(world, monkeypatch):
+    if world.rank:
+        monkeypatch.setenv("CHAINERMN_HOST_SILENCE", "7")
+    with pytest.raises(RankMismatchError, match="CHAINERMN_HOST_SILENCE"):
+        create_communicator("naive")
 
 
 def test_the_table_has_all_variables_of_the_manual():

@@ -33,7 +33,10 @@ def test_when_it_is_finalized(world, capfd, is_received):
             comm.recv(0, 8)
     said = capfd.readouterr().err
     expected = comm.rank == 1 and not is_received
-    text = "rank 1 never received a message that rank 0 sent with tag 7 (2 such "
+    text = (
+        "rank 1 never received a message that rank 0 sent with tag 7 (2 such messages "
+        "in all): call recv once for each send; "
+    )
     assert (text in said) == expected
     assert bool(said) == expected
 
