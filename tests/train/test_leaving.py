@@ -141,6 +141,8 @@ def test_a_second_signal_at_once_is_the_same_one(monkeypatch):
         signal.raise_signal(signal.SIGUSR1)
         assert leaving.is_warned()
         leaving.stop_listening()
+        leaving._timer.join(9)  # it ends no process that still saves its model
+        assert not leaving._timer.is_alive()
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
         signal.raise_signal(signal.SIGUSR1)  # it can only warn, and comes too late
         assert not leaving.is_warned()

@@ -24,8 +24,9 @@ from chainer.datasets import (
 )
 from numpy.random import RandomState
 
-from chainermn_comm import PeerError, create_communicator
+from chainermn_comm import create_communicator
 from chainermn_train import scatter_dataset, scatter_index, share_dataset
+from tests.support.oracles.raised import raises_on_all
 from tests.support.oracles.samples import alike
 from tests.support.training.iterators import processes
 
@@ -230,33 +231,35 @@ def test_without_room_in_memory_a_temporary_folder_serves(naive, monkeypatch, fo
     assert os.listdir(folder) == []
 
 
-# What fails on which rank: to reserve memory, to write to it, to read the root's rows.
-FAILURES = {"os.posix_fallocate": 1, "builtins.open": 1, "numpy.take": 0}
+def fail(*_, **__):
+    raise OSError("the disk is broken")
+
+
+class Broken(io.FileIO):
+    write = fail
+
+
+# What fails and how, on which rank, and words: to reserve memory, to write to it, to read
+# the root's rows.
+FAILURES = [
+    ("os.posix_fallocate", fail, 1, "no place for .*, or set TMPDIR to"),
+    ("builtins.open", Broken, 1, "is broken"),
+    ("numpy.take", fail, 0, "is broken"),
+]
 
 
 @pytest.mark.sizes(2, 3, 4)
-@pytest.mark.parametrize("function", FAILURES)
+@pytest.mark.parametrize(("function", "planted", "culprit", "text"), FAILURES)
 def test_rows_without_a_place_or_that_fail_are_an_error_on_all(
-    comm, monkeypatch, function
+    comm, monkeypatch, function, planted, culprit, text
 ):
     # Each rank's part takes several messages.
     whole = TupleDataset(rows(200_000), rows(200_000, np.float64))
-
-    def fail(*_, **__):
-        raise OSError("the disk is broken")
-
-    class Broken(io.FileIO):
-        write = fail
-
-    error = PeerError
+    wrong = comm.rank == culprit
     with monkeypatch.context() as patch:
-        if comm.rank == FAILURES[function]:
-            error = OSError
-            planted = fail
-            if "open" in function:
-                planted = Broken
+        if wrong:
             patch.setattr(function, planted)
-        with pytest.raises(error, match=r"no place for .*TMPDIR|is broken"):
+        with raises_on_all(wrong, OSError, text):
             scatter_dataset(whole, comm, shuffle=True)
     assert arrives(comm, whole)
 
