@@ -40,13 +40,6 @@ def parameter_bits(model: Link) -> dict[str, bytes]:
     }
 
 
-def clear_momenta(model: Link, updates: int):
-    """Let the update rules have no state, as if they had made so many updates."""
-    for param in model.params():
-        param.update_rule._state = None
-        param.update_rule.t = updates
-
-
 def same_everywhere(comm, model: Link) -> bool:
     """Whether all ranks' parameters have the same bits (collective)."""
     mine = parameter_bits(model)
