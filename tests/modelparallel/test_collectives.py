@@ -14,7 +14,7 @@ import pytest
 from chainer import Parameter, Variable, no_backprop_mode, using_config
 from numpy.testing import assert_allclose, assert_array_equal
 
-from chainermn_comm import PeerError, RankMismatchError, create_communicator
+from chainermn_comm import RankMismatchError, create_communicator
 from chainermn_modelparallel import (
     allgather,
     allreduce,
@@ -25,6 +25,7 @@ from chainermn_modelparallel import (
     reduce_scatter,
     scatter,
 )
+from tests.support.oracles.raised import raises_on_all
 from tests.support.plugins.pairwise import pairwise
 from tests.support.worlds.third_party import WITH_THIRD_PARTY
 from tests.support.worlds.topologies import NAMES
@@ -307,14 +308,10 @@ def test_a_wrong_argument_on_one_rank_raises_on_all(comm, function, wrong, error
     right = ONE
     if function in (scatter, reduce_scatter):
         right = [ONE] * comm.size
-    raised = PeerError
-    if comm.rank == 0:
-        raised = error
+    arguments = (right,)
     if comm.rank == 0:
         arguments = wrong
-    else:
-        arguments = (right,)
-    with pytest.raises(raised, match=f"rank 0.*{text}"):
+    with raises_on_all(comm.rank == 0, error, f"rank 0.*{text}"):
         function(comm, *arguments)
     usable(comm)
 

@@ -14,9 +14,9 @@ from chainer.iterators import SerialIterator
 from chainer.training import Extension, extensions
 from numpy.testing import assert_allclose
 
-from chainermn_comm import PeerError
 from chainermn_modelparallel import ColumnParallelLinear
 from chainermn_train import create_multi_node_evaluator, scatter_dataset
+from tests.support.oracles.raised import raises_on_all
 
 pytestmark = pytest.mark.world
 
@@ -187,14 +187,10 @@ def test_a_key_that_some_ranks_report_is_the_mean_over_those(comm):
 def test_results_without_a_mean_are_told_on_all_ranks(comm):
     with pytest.raises(TypeError, match="'answer' as str"):
         returning({"answer": "yes"}, comm)
-    error = PeerError
-    if comm.rank == 0:
-        error = TypeError
+    returned = {"score": 1.0}
     if comm.rank == 0:
         returned = None
-    else:
-        returned = {"score": 1.0}
-    with pytest.raises(error, match=r"must return a dict .*not None"):
+    with raises_on_all(comm.rank == 0, TypeError, r"must return a dict .*not None"):
         returning(returned, comm)
     if comm.size > 1:
         with pytest.raises(ValueError, match=r"'pair' in shapes .*\(2,\), \(3,\)"):
@@ -239,10 +235,10 @@ def test_that_warning_is_raised_on_all_ranks_where_it_is_an_error(naive):
     np.random.seed(naive.rank)
     evaluator = extensions.Evaluator(serial([]), Chain(link=L.Linear(1, 2)))
     create_multi_node_evaluator(evaluator, naive)
-    error = RuntimeWarning if naive.rank == 0 else PeerError
+    raised = raises_on_all(naive.rank == 0, RuntimeWarning, "over different models")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(error, match="over different models"):
+        with raised:
             evaluator()
 
 

@@ -20,6 +20,7 @@ from chainermn_modelparallel import (
     share_loss_scale,
 )
 from chainermn_train import MultiNodeGradientClipping, create_multi_node_optimizer
+from tests.support.oracles.raised import raises_on_all
 from tests.support.plugins.pairwise import pairwise
 from tests.support.training.over_ranks import (
     batch,
@@ -139,13 +140,11 @@ def test_a_failed_hook_before_a_clipping_hook_raises_on_all_ranks(naive):
     """The next update gives rank 0's state to all, and all go on."""
     model = two_layers()
     optimizer = create_multi_node_optimizer(SGD(), naive).setup(model)
-    error = PeerError
     if naive.rank == 1:
-        error = OSError
         optimizer.add_hook(fail, "fail")
     clip(optimizer, naive)
     examples = batch(0, 0)
-    with pytest.raises(error, match="no batch"):
+    with raises_on_all(naive.rank == 1, OSError, "no batch"):
         optimizer.update(model, *examples)
     if naive.rank == 1:
         optimizer.remove_hook("fail")
@@ -203,10 +202,8 @@ def test_hooks_by_the_norm_of_a_part_are_refused(naive, hook, of_rule, timing):
         owner = model.first.W.update_rule
     if pair.mean.rank == 0:
         owner.add_hook(hook, timing=timing)
-    error = PeerError
-    if pair.mean.rank == 0:
-        error = ValueError
-    with pytest.raises(error, match=r"chainermn\.MultiNodeGradientClipping"):
+    text = r"chainermn\.MultiNodeGradientClipping"
+    with raises_on_all(pair.mean.rank == 0, ValueError, text):
         optimizer.update(model, *batch(0, 0))
     if pair.mean.rank == 0:
         owner.remove_hook(hook.name)

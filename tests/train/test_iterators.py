@@ -20,7 +20,7 @@ from chainermn_train import (
     create_multi_node_iterator,
     create_synchronized_iterator,
 )
-from tests.support.oracles.raised import Awkward
+from tests.support.oracles.raised import Awkward, raises_on_all
 from tests.support.oracles.samples import alike
 from tests.support.training.iterators import every_kind, processes, serial
 
@@ -135,16 +135,11 @@ def test_an_error_in_a_worker_process_is_raised_on_all_ranks(naive):
     iterator = of_master(naive, processes(roots, 1, shuffle=False))
     assert next(iterator) == [1.0]
     assert next(iterator) == [2.0]
-    expected = PeerError
-    if naive.rank == 0:
-        expected = RuntimeError
-    with pytest.raises(expected, match="an example raised an error in a worker"):
+    wrong = naive.rank == 0
+    with raises_on_all(wrong, RuntimeError, "an example raised an error in a worker"):
         next(iterator)
     iterator.finalize()
-    error = PeerError
-    if naive.rank == 0:
-        error = AttributeError
-    with pytest.raises(error):
+    with raises_on_all(wrong, AttributeError):
         next(iterator)
 
 

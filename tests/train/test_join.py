@@ -12,6 +12,7 @@ from numpy.random import RandomState
 
 from chainermn_comm import PeerError, RankMismatchError
 from chainermn_train import join
+from tests.support.oracles.raised import raises_on_all
 from tests.support.plugins.pairwise import pairwise
 from tests.support.training.exchanges import HIERARCHICAL, KINDS, exchanging
 from tests.support.training.small_models import Model, bad_batch, update
@@ -58,10 +59,7 @@ def test_an_error_that_leaves_the_block_is_told_to_all(
                 update(optimizer)
 
     cause = type(LEAVING[leaving])
-    error = PeerError
-    if comm.rank == last:
-        error = cause
-    with pytest.raises(error) as raised, join(optimizer):
+    with raises_on_all(comm.rank == last, cause) as raised, join(optimizer):
         train()
     if comm.rank != last and (leaving == "a batch" or caught or not updates):
         assert f"rank {last} left it by {cause.__name__}" in str(raised.value)

@@ -9,8 +9,8 @@ import pytest
 from chainer import Variable
 from chainer.serializers import load_npz, save_npz
 
-from chainermn_comm import PeerError
 from chainermn_train.extensions import ObservationAggregator
+from tests.support.oracles.raised import raises_on_all
 from tests.support.oracles.samples import alike
 
 pytestmark = pytest.mark.world
@@ -99,14 +99,11 @@ def test_the_mean_has_the_type_of_what_is_observed(comm, value, mean):
 
 def test_what_is_no_number_on_one_rank_is_told_on_all(comm):
     aggregator = ObservationAggregator(comm, "x")
-    last = comm.size - 1
-    error = PeerError
-    if comm.rank == last:
-        error = TypeError
+    is_last = comm.rank == comm.size - 1
     x = 1.0
-    if comm.rank == last:
+    if is_last:
         x = "one"
-    with pytest.raises(error, match="'x' as str"):
+    with raises_on_all(is_last, TypeError, "'x' as str"):
         observed(aggregator, x=x)
     # What could not be sent is gone.
     assert observed(aggregator, 2, x=1.0) == {"x": 1.0}

@@ -12,8 +12,8 @@ import pytest
 from chainer.optimizers import SGD, Adam
 from numpy.testing import assert_array_equal
 
-from chainermn_comm import PeerError
 from chainermn_train import create_multi_node_optimizer, join
+from tests.support.oracles.raised import raises_on_all
 from tests.support.training.small_models import Model, X, bad_batch, sgd, update
 from tests.support.training.trainers import same_everywhere
 from tests.support.watchdog.records import recorded_progress
@@ -125,10 +125,7 @@ def test_an_optimizer_without_a_model_is_an_error_on_all_ranks(comm, joins):
                 optimizer.update(model, X)
 
     words = re.escape("call its `setup(model)` first")
-    error = PeerError
-    if is_last:
-        error = RuntimeError
-    with pytest.raises(error, match=words) as raised:
+    with raises_on_all(is_last, RuntimeError, words) as raised:
         train()
     assert is_last or f"rank {last}" in str(raised.value)
     optimizer.setup(model)
