@@ -48,7 +48,6 @@ def test_closed_streams_are_no_error():
 
 def test_a_reader_that_leaves_gives_a_status_and_no_words():
     command = start("--help", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert command.stdout is not None
     command.stdout.close()
     assert command.communicate(timeout=SECONDS)[1] == ""
     assert command.returncode == 74

@@ -104,7 +104,7 @@ SLURM = {
 TABLE: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "packages": [
         (
-            "warning: *cupy-cuda12x cupy-cuda13x*pip uninstall",
+            "warning: *pip uninstall -y cupy-cuda12x cupy-cuda13x ",
             {"facts": {**CUPY, "packages.cupy-cuda13x": "14.1.0"}},
         ),
     ],

@@ -95,7 +95,6 @@ def test_what_stands_in_for_others_is_reported(tmp_path):
     one = {"name": "H200", "memory_bytes": 2**37, "compute_capability": "9.0"}
     assert found["gpus"]["cupy"] == {"cuda": "12.4", "devices": [one, one]}
     assert found["gpus"]["nccl"] == "2.22.3"
-    assert "unavailable" in found["topology"] or found["topology"]["size"] == 1
     assert found["variables"]["PMI_FD"] == "99"
 
 

@@ -473,8 +473,8 @@ def test_a_dry_run_only_prints_the_command_line(tmp_path):
 
 
 def test_a_step_within_a_step_of_slurm_shares_its_cores(tmp_path):
-    said = planned(tmp_path, "-n", 1, SLURM_STEP_ID="0")
-    assert "SLURM_OVERLAP=1 SLURM_OVERCOMMIT=1 " in said
+    said = planned(tmp_path, "--hosts", "a", "--env", "OWN=a b", SLURM_STEP_ID="0")
+    assert "SLURM_OVERLAP=1 SLURM_OVERCOMMIT=1 OWN='a b' " in said
 
 
 SLURM = {

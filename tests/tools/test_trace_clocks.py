@@ -54,7 +54,9 @@ def test_comparisons_too_close_for_a_slope_give_none(error, added):
 
 def test_clocks_that_nobody_compared_go_by_the_time_of_day(tmp_path):
     Made(tmp_path, 0, 2, began=100.0).call("a", 0, 1).write()
-    Made(tmp_path, 1, 2, began=102.5, clock="other").call("a", 0, 1).write()
+    made = Made(tmp_path, 1, 2, began=102.5, clock="other").call("a", 0, 1)
+    made.clock("0.1", 0, 7.0)  # on a communicator whose line is damaged
+    made.metadata("chainermn communicator", communicator="0.1", ranks=[]).write()
     run = unaligned(tmp_path)
     clocks.align(run)
     assert [call.start for call in calls(run)] == [0, 2.5e6]
