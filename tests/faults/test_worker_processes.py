@@ -208,7 +208,6 @@ def test_a_script_without_its_main_part_is_told_what_it_lacks(method):
     job = run_text(2, WITHOUT_IF, method)
     told = r"RuntimeError: rank [01]: a communicator was to be made in a worker process"
     assert re.search(told, job.err), job
-    assert job.returncode is not None, job
     # From Python 3.14 on, the error may also end the server, and so the job.
     assert job.returncode or job.out.splitlines()[-1] == "[1, 1]", job
 
