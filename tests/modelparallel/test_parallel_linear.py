@@ -362,7 +362,6 @@ def test_an_optimizer_over_the_ranks_that_divide_a_model_is_refused(comm):
     peer = (comm.rank + 1) % comm.size
     rnn = create_multi_node_n_step_rnn(L.NStepGRU(1, 2, 2, 0), comm, rank_out=peer)
     for model in (Model(comm), placed, rnn):
-        create_multi_node_optimizer(SGD(), None).setup(model)
         unwrapped = SGD().setup(model)
         legacy = _MultiNodeOptimizer(SGD(), comm)
         optimizer = create_multi_node_optimizer(unwrapped, comm)

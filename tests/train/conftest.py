@@ -77,6 +77,12 @@ def naive():
     return make("naive", MPI.COMM_WORLD)
 
 
+@pytest.fixture(scope="session")
+def plain_communicator():
+    """The third party's class."""
+    return PlainCommunicator
+
+
 @pytest.fixture(scope="module")
 def play(request):
     """Lets all ranks execute commands to optimizers, and judges what comes of them."""
