@@ -19,6 +19,7 @@ from numpy.random import RandomState
 from chainermn_comm import RankMismatchError, create_communicator
 from chainermn_train import create_multi_node_optimizer
 from chainermn_train.optimizers import drift
+from tests.support.doubles.synchronizations import written_down
 from tests.support.oracles.raised import raises_on_all
 from tests.support.plugins.pairwise import pairwise
 from tests.support.training.exchanges import KINDS, WHOLE_KINDS, exchanging, states
@@ -251,6 +252,23 @@ def test_where_warnings_are_errors_all_ranks_raise_and_then_go_on(comm, kind):
         update(comm, optimizer, TURN)
     assert are_alike(comm, optimizer)
     optimizer.finalize()
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_equal_numbers_of_other_types_are_no_difference():
+    """Nor are objects of the user's: ranks compare nothing more in an update."""
+    with written_down("flat") as (comm, calls):
+        optimizer = trained(comm, "synchronous", 1)
+        number = 1.0
+        if comm.rank > 0:
+            number = 1
+        for param in optimizer.target.params():
+            param.update_rule.hyperparam.eta = number
+            param.update_rule.hyperparam.schedule = object()
+        calls.clear()
+        update(comm, optimizer, TURN)
+        assert sum(call.is_agreement for call in calls) == TURN
+        optimizer.finalize()
 
 
 def test_dummy_exchanges_nothing_so_that_nothing_is_compared():

@@ -16,7 +16,7 @@ import numpy as np
 from chainermn_comm.gpu import devices, staging
 
 from ..host_arrays import to_host
-from ..slots import is_array, master_of
+from ..slots import entries_of, is_array, master_of, numbers_of
 
 # A part has this number of bytes, so that its checksum takes some microseconds. An array
 # has at most the second number of parts, which are then larger. The checksum is Adler-32,
@@ -63,9 +63,14 @@ class DriftDetector:
             return 0
         self._wait()
         rule = self._part.param.update_rule
-        # The text of hyperparameters has all their numbers, also those of the optimizer.
-        facts = (steps, getattr(rule, "t", 0), getattr(rule, "hyperparam", None))
-        checksum = zlib.adler32(repr(facts).encode())
+        own = getattr(rule, "hyperparam", None)
+        facts = {
+            "steps": steps,
+            "rule": numbers_of(rule),
+            "own": numbers_of(own),
+            "optimizer": numbers_of(getattr(own, "parent", None)),
+        }
+        checksum = zlib.adler32(repr(entries_of(facts)).encode())
         return zlib.adler32(to_host(self._part.elements), checksum)
 
     def advance(self) -> None:
