@@ -56,7 +56,7 @@ patient = MPIR_CVAR_CH4_PROGRESS_THROTTLE=1 MPIR_CVAR_CH4_PROGRESS_THROTTLE_NO_P
 world = $(patient) CHAINERMN_FORCE_ABORT_ON_EXCEPTION=0 OMP_NUM_THREADS=1 timeout -k 10 $(2) \
 	$(BIN)/mpiexec -n $(1) $(BIN)/python -m pytest --world -p no:cacheprovider $(3)
 # The other tests, many of which start jobs and wait for them.
-outside = $(patient) $(BIN)/python -m pytest -n 4 --dist loadgroup -m "not alone"
+outside = $(patient) $(BIN)/python -m pytest -n 6 --dist loadgroup -m "not alone"
 # All of some targets, though one fails; the last lines say which did.
 stages = +@MAKE="$(MAKE)" scripts/stages
 
