@@ -178,7 +178,7 @@ def test_what_differs_is_named_within_a_turn_until_it_is_mended(
     assert before == states(optimizer)
     optimizer.synchronize()
     assert are_alike(comm, optimizer)
-    update(comm, optimizer, TURN)
+    update(comm, optimizer, 1)
     optimizer.finalize()
 
 

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.world, pytest.mark.sizes(2, 3)]
 
 # By number of ranks: sequences of a kind in the first tiers, and of a test in the full
 # one, which has so many tests of each kind.
-SEQUENCES = {2: 36, 3: 11}
+SEQUENCES = {2: 24, 3: 8}
 MANY = {2: 70, 3: 35}
 TESTS = 10
 

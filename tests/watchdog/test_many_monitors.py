@@ -86,7 +86,7 @@ def test_a_machine_that_is_lost_is_reported_and_ends_by_itself(error, seconds):
     assert "could not be asked; host0 didn't answer" in report
 
 
-@pytest.mark.parametrize("error", [CUT, ENDED])
+@pytest.mark.parametrize("error", [CUT, pytest.param(ENDED, marks=pytest.mark.full)])
 def test_a_lost_machine_ends_nothing_where_calls_go_on_or_a_known_rank_is_late(error):
     """Calls go on by another network, or where only a monitor was killed."""
     with simulation(3, seconds=600.0, ends_job=True, silence=1.0) as made:

@@ -96,7 +96,8 @@ def sizes_of(items: Iterable[pytest.Item]) -> dict[pytest.Item, set[int]]:
     """The numbers of ranks on which the first two tiers run each of these world tests.
 
     Each case of a test is dealt to 2 or to 3 ranks, so that each value of each parameter
-    is on both if it can be. Three ranks share two cores, so 2 ranks get twice as many.
+    is on both if it can be. Three ranks share two cores, where a case takes more than
+    twice as long, so 2 ranks get four times as many.
     """
     found = {item: _asked_sizes(item) for item in items}
     functions: dict[str, list[pytest.Item]] = {}
@@ -119,7 +120,7 @@ def sizes_of(items: Iterable[pytest.Item]) -> dict[pytest.Item, set[int]]:
                 order,
                 key=lambda n: (
                     sum((v, n) not in done for v in values),
-                    -taken[n] * (n - 1),
+                    -taken[n] * (n - 1) ** 2,
                 ),
             )
             done |= {(value, size) for value in values}
