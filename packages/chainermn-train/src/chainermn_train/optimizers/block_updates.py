@@ -22,8 +22,9 @@ RULES = frozenset(
         rmsprop.RMSpropRule,
     }
 )
-# Elements of a block: Adam has eight arrays of float32 under way, 1 MiB of a cache of 2.
-BLOCK_SIZE = 32 << 10
+# Elements of a block: Adam has eight arrays of float32 under way, as large as a cache of
+# 2 MiB. Smaller blocks make MomentumSGD slower than Chainer's own step.
+BLOCK_SIZE = 64 << 10
 
 
 def step_in_blocks(optimizer: Any, params: Iterable[Any]) -> None:
