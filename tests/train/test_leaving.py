@@ -170,7 +170,13 @@ def started_by(start, tmp_path, stop, how, meanwhile):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("start", [LAUNCH, [runner.MPIEXEC, "-n", 2, sys.executable]])
+@pytest.mark.parametrize(
+    "start",
+    [
+        [runner.MPIEXEC, "-n", 2, sys.executable],
+        pytest.param(LAUNCH, marks=pytest.mark.full),
+    ],
+)
 def test_a_warning_after_training_ends_no_rank(tmp_path, start):
     """Whether it still saves the model, say, or waits in MPI_Finalize for one that does."""
 

@@ -6,17 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.plugins.pairwise import in_full
 from tests.support.watchdog.monitors import CUT, ENDED, limited, simulation
 from tests.support.watchdog.records import clock
 
-SIZES = pytest.mark.parametrize(
-    "size",
-    [
-        3,
-        pytest.param(128, marks=pytest.mark.ci),
-        pytest.param(1024, marks=pytest.mark.full),
-    ],
-)
 SECONDS = 6.0
 SILENCE = 3.0
 # For a thread among so many to be late.
@@ -30,8 +23,14 @@ def start(made, size, absent=1):
         rank.enter()
 
 
-@SIZES
-@pytest.mark.parametrize("ends_job", [False, True])
+@pytest.mark.parametrize(
+    ("size", "ends_job"),
+    [
+        (3, True),
+        pytest.param(128, False, marks=pytest.mark.ci),
+        *in_full((3, False), (128, True), (1024, False), (1024, True)),
+    ],
+)
 def test_a_rank_that_does_not_come_gets_one_warning_and_one_report(size, ends_job):
     with simulation(size, seconds=SECONDS, ends_job=ends_job) as made:
         start(made, size)

@@ -22,7 +22,7 @@ from numpy.random import default_rng
 from chainermn_comm import CommunicatorBase
 from chainermn_comm.config import CHUNK_VARIABLE
 from tests.support.worlds.models import with_grads
-from tests.support.worlds.topologies import NAMES, on_nodes
+from tests.support.worlds.topologies import on_nodes
 
 WORLD = MPI.COMM_WORLD
 # Nodes of the ranks. One node; all separate; uneven; dealt out in turn; more nodes than
@@ -49,14 +49,13 @@ def runs(ranks: int) -> list[tuple[str, str, str]]:
     every = TOPOLOGIES[ranks]
     return [
         (chunk_bytes, name, nodes)
-        for chunk_bytes, names, where in (
-            ("64", NAMES, every),
-            ("8192", ALGORITHMS, every[2:4]),
-            ("", ALGORITHMS, every[:2]),
+        for chunk_bytes, where in (
+            ("64", every),
+            ("8192", every[2:4]),
+            ("", every[:2]),
         )
-        for name in names
+        for name in ALGORITHMS
         for nodes in where
-        if name != "single_node" or len(set(nodes)) == 1
     ]
 
 
