@@ -6,7 +6,7 @@
 - jobs: scripts that run on several ranks, and how they end
 - hosts: several hosts on this machine, Slurm on them, and other Pythons
 - oracles: what must come out
-- training: models, trainers, iterators, exchanges of gradients, checkpoints
+- training: models, trainers and iterators, exchanges of gradients, checkpoints
 - watchdog: what ranks record, monitors, events
 - tools: what the commands read, made up; jobs as they see them
 """

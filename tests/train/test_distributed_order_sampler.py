@@ -11,7 +11,7 @@ from chainer.training import StandardUpdater
 
 from chainermn_train import DistributedOrderSampler
 from tests.support.training.checkpoints import make_checkpointer
-from tests.support.training.iterators import processes, serial, threads
+from tests.support.training.trainers import processes, serial, threads
 
 pytestmark = pytest.mark.world
 

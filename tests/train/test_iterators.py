@@ -22,7 +22,7 @@ from chainermn_train import (
 )
 from tests.support.oracles.raised import Awkward, raises_on_all
 from tests.support.oracles.samples import alike
-from tests.support.training.iterators import every_kind, processes, serial
+from tests.support.training.trainers import every_kind, processes, serial
 
 pytestmark = [pytest.mark.world, pytest.mark.usefixtures("forkserver")]
 

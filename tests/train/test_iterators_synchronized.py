@@ -8,7 +8,7 @@ from chainer.serializers import load_npz, save_npz
 
 from chainermn_comm import RankMismatchError
 from chainermn_train import create_synchronized_iterator
-from tests.support.training.iterators import every_kind, serial, threads
+from tests.support.training.trainers import every_kind, serial, threads
 
 pytestmark = [pytest.mark.world, pytest.mark.usefixtures("forkserver")]
 

@@ -28,7 +28,7 @@ from chainermn_comm import create_communicator
 from chainermn_train import scatter_dataset, scatter_index, share_dataset
 from tests.support.oracles.raised import raises_on_all
 from tests.support.oracles.samples import alike
-from tests.support.training.iterators import processes
+from tests.support.training.trainers import processes
 
 pytestmark = pytest.mark.world
 

@@ -11,9 +11,8 @@ from chainer.training import StandardUpdater
 from chainermn_comm import PeerError
 from chainermn_train import DistributedOrderSampler
 from chainermn_train.extensions import ThroughputReport
-from tests.support.training.iterators import serial, threads
 from tests.support.training.small_models import ScaledMean
-from tests.support.training.trainers import SimulatedTime, logged
+from tests.support.training.trainers import SimulatedTime, logged, serial, threads
 from tests.support.worlds.third_party import PlainCommunicator
 
 pytestmark = pytest.mark.world

@@ -1,4 +1,4 @@
-"""What tests of training share: parameters compared, state saved and loaded, trainers, time."""
+"""What tests of training share: parameters and states, iterators, trainers, time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from chainer import Link
-from chainer.iterators import SerialIterator
+from chainer.iterators import MultiprocessIterator, MultithreadIterator, SerialIterator
 from chainer.serializers import DictionarySerializer, NpzDeserializer
 from chainer.training import StandardUpdater, Trainer, extensions
 from numpy.testing import assert_allclose
@@ -65,6 +65,34 @@ def state_of(thing) -> dict[str, Any]:
 
 def load_state(thing, state: dict[str, Any]):
     NpzDeserializer(state).load(thing)
+
+
+# The kinds of iterators that ranks share, and the communicators with which they are tested.
+
+
+def serial(dataset, batch_size: int = 3, **options) -> SerialIterator:
+    return SerialIterator(dataset, batch_size, **options)
+
+
+def threads(dataset, batch_size: int = 3, **options) -> MultithreadIterator:
+    return MultithreadIterator(dataset, batch_size, n_threads=2, **options)
+
+
+def processes(dataset, batch_size: int = 3, **options) -> MultiprocessIterator:
+    return MultiprocessIterator(dataset, batch_size, n_processes=1, **options)
+
+
+# Not all pairs: what starts worker processes takes seconds.
+every_kind = pytest.mark.parametrize(
+    ("comm", "kind"),
+    [
+        pytest.param("naive", serial, marks=pytest.mark.ranks(2)),
+        pytest.param("plain", serial, marks=pytest.mark.ranks(3)),
+        pytest.param("naive", threads, marks=pytest.mark.ranks(3)),
+        pytest.param("plain", processes, marks=pytest.mark.ranks(2)),
+    ],
+    indirect=["comm"],
+)
 
 
 def trainer_over(examples, batch: int, optimizer, stop, out: Path) -> Trainer:
