@@ -157,7 +157,7 @@ def test_what_differs_is_named_within_a_turn_until_it_is_mended(
     optimizer = trained(comm, kind, 0)
     model = optimizer.target
     # Else values that moments move may differ first.
-    for param in (model.last.W, model.first.b):
+    for param in (model.last.W, model.last.b, model.first.b):
         rule(param).hyperparam.alpha = 0
     update(comm, optimizer, TURN + 5)
     t = optimizer.t
@@ -219,12 +219,23 @@ def clip_otherwise(optimizer, rank):
     optimizer.add_hook(GradientClipping(1 + rank))
 
 
+def decay_one_otherwise(optimizer, rank):
+    rule(optimizer.target.last.b).add_hook(WeightDecay(0.1 * rank))
+
+
+def decay_one_on_one_rank(optimizer, rank):
+    if rank == 1:
+        rule(optimizer.target.first.b).add_hook(WeightDecay(0.1))
+
+
 # By what an error says of it.
 OTHERWISE = {
     "alpha of hyperparameters: ": step_otherwise,
     "alpha of hyperparameters of parameter /last/b": step_one_otherwise,
     "rate of WeightDecay": decay_otherwise,
     "GradientClipping 1 on rank 0": clip_otherwise,
+    "rate of WeightDecay of hooks of /last/b": decay_one_otherwise,
+    "WeightDecay of hooks of /first/b": decay_one_on_one_rank,
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -18,9 +18,11 @@ from chainer.optimizer_hooks import (
 
 from chainermn_comm import CommunicatorBase, global_norm
 
+from ...slots import Facts, numbers_of
 from ..agreement import OPERATION
 from ..divided_model import common_ranks
 from ..gradient_clipping import MultiNodeGradientClipping
+from ..parameter_set import ParameterSet
 
 # Hooks that compute each element by itself, by the function that does so.
 _BY_ELEMENT = frozenset(
@@ -28,24 +30,33 @@ _BY_ELEMENT = frozenset(
 )
 
 
-def refuse_unsuitable(optimizer: Any, params: Iterable[Any]) -> None:
-    """Raise ValueError if steps of parts of parameters wouldn't be those of whole parameters."""
+def checked_hooks(optimizer: Any, params: ParameterSet) -> Facts:
+    """Return the numbers of all hooks, which must be equal on all ranks.
+
+    ValueError if steps of parts of parameters wouldn't be those of whole parameters.
+    """
     if getattr(type(optimizer), "update", None) is not GradientMethod.update:
         raise ValueError(
             f"{type(optimizer).__name__} has an update() of its own, which may need whole "
             "parameters: use sharded=False"
         )
-    _check_hooks(optimizer._hookable._pre_update_hooks, {*_BY_ELEMENT, *_BY_NORM})
-    _check_hooks(optimizer._hookable._post_update_hooks, set())
-    for param in params:
+    _checked(optimizer._hookable._post_update_hooks, ())
+    facts = {
+        "hooks": _checked(
+            optimizer._hookable._pre_update_hooks, {*_BY_ELEMENT, *_BY_NORM}
+        )
+    }
+    for name, param in params.namedparams():
         rule = param.update_rule
         if rule is not None:
             _check_rule(rule)
-            _check_hooks(rule._hookable._pre_update_hooks, _BY_ELEMENT)
-            _check_hooks(rule._hookable._post_update_hooks, _BY_ELEMENT)
+            own = rule._hookable
+            hooks = {**own._pre_update_hooks, **own._post_update_hooks}
+            facts[f"hooks of {name}"] = _checked(hooks, _BY_ELEMENT)
+    return facts
 
 
-def _check_hooks(hooks: dict[str, Any], known: Collection[Any]) -> None:
+def _checked(hooks: dict[str, Any], known: Collection[Any]) -> Facts:
     for name, hook in hooks.items():
         if _call_of(hook) not in known:
             raise ValueError(
@@ -54,6 +65,7 @@ def _check_hooks(hooks: dict[str, Any], known: Collection[Any]) -> None:
                 "before the step, are known to need parts alone: WeightDecay, Lasso, "
                 "GradientHardClipping, GradientClipping, MultiNodeGradientClipping"
             )
+    return {name: numbers_of(hook) for name, hook in hooks.items()}
 
 
 def _check_rule(rule: Any) -> None:

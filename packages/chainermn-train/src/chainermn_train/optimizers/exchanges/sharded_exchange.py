@@ -23,14 +23,14 @@ from chainermn_comm.numbers import accumulator, sum_rows
 
 from ...collective_errors import allgather_checked, raise_together
 from ...profiling import region
-from ...slots import entries_of, named_parameters, numbers_of, scaling_of
+from ...slots import entries_of, named_parameters, scaling_of
 from ..agreement import OPERATION
 from ..block_updates import step_in_blocks
 from ..gradient_set import multiply_gradients, present_gradient
 from ..parameter_set import ParameterSet
 from .gradient_exchange import GradientExchange
 from .parameter_file import Form, ParameterFile
-from .shard_hooks import hooks_of_shards, refuse_unsuitable
+from .shard_hooks import checked_hooks, hooks_of_shards
 from .shards import (
     NO_STATE,
     Shard,
@@ -116,8 +116,7 @@ class ShardedExchange(GradientExchange):
             with raise_together(handshake, OPERATION, meet=False):
                 self._take_means(terms[self._communicator.rank], scale)
                 if factor != 1:
-                    pieces = [shard.piece for shard in self._shards]
-                    multiply_gradients(pieces, factor)
+                    multiply_gradients([it.piece for it in self._shards], factor)
         return True
 
     def step(self, optimizer: Any, params: ParameterSet) -> None:
@@ -130,11 +129,8 @@ class ShardedExchange(GradientExchange):
             all ranks get what each has stepped.
             """
             overflows = bool(getattr(optimizer, "_loss_scaling_isnan", False))
-            facts = {name: numbers_of(hook) for name, hook in hooks.items()}
-            rows = handshake(
-                OPERATION, entries_of({"hooks": facts}), payload=bytes([overflows])
-            )
-            if any([row[0] for row in rows]):
+            rows = handshake(OPERATION, entries_of(facts), payload=bytes([overflows]))
+            if any(map(any, rows)):
                 optimizer._loss_scaling_isnan = True
                 optimizer._loss_scaling_isnan_ever = True
             self.may_have_stepped = True
@@ -142,7 +138,7 @@ class ShardedExchange(GradientExchange):
         scaling = scaling_of(optimizer)
         # At the end all ranks of a machine have written their parts.
         with raise_together(handshake, OPERATION):
-            refuse_unsuitable(optimizer, params.params)
+            facts = checked_hooks(optimizer, params)
             hooks = hooks_of_shards(self._communicator, optimizer)
             hooks["all ranks agree"] = agree
             try:
