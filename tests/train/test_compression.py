@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import copy
 import sys
+from contextlib import nullcontext
 from functools import partial
 
 import chainer
 import numpy as np
 import pytest
+from chainer.training import extensions
 
 from chainermn_comm import PeerError, RankMismatchError
 from chainermn_train import (
     PowerSGD,
     create_multi_node_checkpointer,
     create_multi_node_optimizer,
+    multi_node_snapshot,
 )
 from chainermn_train.extensions import CompressionReport
 from tests.support.training.exchanges import KINDS, states
@@ -55,6 +58,13 @@ def train(optimizer, start, stop):
 def kept(optimizer):
     """Return the bits of all that a rank has."""
     return {**states(optimizer), "error": optimizer.compression_error}
+
+
+def warning_of_errors(is_there):
+    """A block in which this rank is warned that it goes on without errors, or not."""
+    if is_there:
+        return pytest.warns(RuntimeWarning, match="has none of this rank")
+    return nullcontext()
 
 
 # What is asked for.
@@ -199,7 +209,8 @@ def test_a_snapshot_of_another_rank_or_rank_of_factors_lacks_what_does_not_fit(
     theirs = naive.bcast_obj(state_of(optimizer))
     other = compressed(naive, compression=PowerSGD(rank, 2, 1))
     load_state(other.target, state_of(optimizer.target))
-    load_state(other, theirs)
+    with warning_of_errors(naive.rank == naive.size - 1):
+        load_state(other, theirs)
     other.assume_synchronized()
     assert other.compression_error == 0
     train(other, 5, 8)
@@ -207,8 +218,32 @@ def test_a_snapshot_of_another_rank_or_rank_of_factors_lacks_what_does_not_fit(
     assert same_everywhere(naive, other.target)
     own = compressed(naive)
     load_state(own.target, state_of(optimizer.target))
-    load_state(own, theirs)
+    with warning_of_errors(naive.rank == naive.size - 1):
+        load_state(own, theirs)
     assert (own.compression_error > 0) == (naive.rank == 0)
+
+
+@pytest.mark.parametrize("has_all", [True, False])
+def test_snapshots_of_all_ranks_have_all_errors(naive, folder, has_all):
+    """Unlike one of rank 0 for all ranks."""
+    examples = batch_of(naive.rank, 0, width=WIDTH)
+    bits = []
+    for start, stop in (0, 8), (8, 12), (0, 12):
+        optimizer = compressed(naive)
+        trainer = trainer_over(examples, 2, optimizer, (stop, "iteration"), folder)
+        snapshot = extensions.snapshot(autoload=start > 0)
+        sets = [range(naive.size)]
+        if has_all:
+            sets = [[rank] for rank in range(naive.size)]
+        if stop == 8 or start > 0:
+            trainer.extend(
+                multi_node_snapshot(naive, snapshot, sets), trigger=(8, "iteration")
+            )
+        is_last = naive.rank == naive.size - 1
+        with warning_of_errors(start > 0 and is_last and not has_all):
+            trainer.run()
+        bits.append(kept(optimizer))
+    assert (bits[1] == bits[2]) == has_all
 
 
 def trainer_of(comm, folder):
@@ -231,7 +266,7 @@ def test_other_numbers_of_ranks_go_on_without_errors(naive, folder):
     assert again.compression_error == error
     part = naive.split(int(naive.rank > 0), naive.rank)
     if naive.rank == 0:
-        with pytest.warns(RuntimeWarning, match="another number of ranks has saved"):
+        with warning_of_errors(True):
             _, _, alone = trainer_of(part, folder)
         assert alone.compression_error == 0
         train(alone, 0, 2)

@@ -54,8 +54,7 @@ class CompressedExchange(GradientExchange):
     ) -> None:
         super().__init__(communicator, zero_fill)
         self._settings = settings
-        # By the names of parameters. When a name gets another parameter, ranks share
-        # their state, and all matrices are dropped.
+        # By the names of parameters.
         self._matrices: dict[str, Matrix] = {}
         self._has_told = False
 
@@ -78,9 +77,11 @@ class CompressedExchange(GradientExchange):
         with raise_together(handshake, OPERATION, meet=False):
             for name, param in params.namedparams():
                 if is_compressed(settings, param):
-                    matrix = self._matrices.get(name)
-                    # The user may have given the parameter an array of another shape.
-                    if matrix is None or matrix.error.shape != shape_of(param):
+                    matrix: Any = self._matrices.get(name)
+                    # The user may have given it an array of another shape.
+                    if getattr(
+                        matrix, "param", None
+                    ) is not param or matrix.error.shape != shape_of(param):
                         matrix = first_matrix(settings, name, param)
                         self._matrices[name] = matrix
                     matrix.make_left(factor / unit)
@@ -113,9 +114,10 @@ class CompressedExchange(GradientExchange):
 
     def _take_means(self, gradients: list[Any]) -> None:
         """Replace gradients by their means (collective)."""
-        model = GradientSet(gradients, None)
         with region("communication"):
-            self._communicator.multi_node_mean_grad(model, self._zero_fill)
+            self._communicator.multi_node_mean_grad(
+                GradientSet(gradients, None), self._zero_fill
+            )
 
     def _tell(self, params: ParameterSet) -> None:
         """Say once, on rank 0, by how much gradients are compressed."""
@@ -128,25 +130,22 @@ class CompressedExchange(GradientExchange):
             if param.is_initialized and is_updated(param):
                 before += param.size
                 after += factor_size(self._settings, param) or param.size
-        text = (
+        print(
             f"ChainerMN: {self._settings} sends {after:,} of {before:,} numbers a step, from "
-            "start_step on"
+            "start_step on",
+            file=sys.stderr,
         )
-        print(text, file=sys.stderr)
 
     def error_norm(self) -> float:
-        norms = [np.linalg.norm(it.error) for it in self._matrices.values()]
-        return math.hypot(*norms)
-
-    def drop(self) -> None:
-        super().drop()
-        self._matrices = {}
+        return math.hypot(*[np.linalg.norm(it.error) for it in self._matrices.values()])
 
     def serialize(self, serializer: Any, target: Any) -> None:
         """Save or load this rank's matrices, for this number of ranks and of columns."""
         size = self._communicator.size
         rank = self._communicator.rank
         is_loaded = isinstance(serializer, chainer.Deserializer)
+        if is_loaded:
+            self._matrices = {}
         for name, param in named_parameters(target):
             own = serializer[f"{self._settings.rank}/{rank}/{size}{name}"]
             matrix = self._matrices.get(name)
@@ -161,9 +160,12 @@ class CompressedExchange(GradientExchange):
         if not is_loaded:
             if self._matrices:
                 serializer("ranks", size)
-        elif rank == 0 and saved_value(serializer, "ranks") not in (None, size):
+        elif (
+            rank == size - 1 and saved_value(serializer, "ranks") and not self._matrices
+        ):
+            # As of another number of ranks, or of rank 0 in a snapshot for all.
             warnings.warn(
-                "PowerSGD goes on without its errors, which another number of ranks has saved",
+                "PowerSGD goes on without its errors: what is loaded has none of this rank",
                 RuntimeWarning,
                 stacklevel=2,
             )
