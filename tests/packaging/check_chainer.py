@@ -81,6 +81,7 @@ def check_testing_requirements():
     needs_no = testing.without_requires
     assert not is_skipped(needs("numpy>=1.10,<99", "six"))
     assert is_skipped(needs("numpy<1.10"))
+    assert not is_skipped(needs("no-such-package; python_version<'3'"))
     assert is_skipped(needs("numpy", "no-such-package"))
     assert not is_skipped(needs_no("no-such-package"))
     assert is_skipped(needs_no("numpy>=1.10"))

@@ -40,7 +40,7 @@ DTYPES = ("float32", "float64", "float16")
 # exchanged pairwise.
 LARGER = {"64": 0, "8192": 9001, "": 280_000}
 # The algorithms that differ; the other names take one of these.
-ALGORITHMS = ("flat", "hierarchical", "two_dimensional")
+ALGORITHMS = ("naive", "flat", "hierarchical", "two_dimensional")
 CALLS = 2
 
 

@@ -57,7 +57,7 @@ PADDING = "numpy.array(self.padding).astype(y.dtype)[()]"
 TABLE: tuple[Repair, ...] = (
     Repair(
         "chainer._environment_check",
-        "Python 3.12 has no numpy.distutils, which Chainer asks on macOS only",
+        "Python 3.12 has no numpy.distutils; on macOS it would name a slow BLAS",
         ALWAYS,
         ("import numpy.distutils.system_info\n", "import numpy\n"),
         ("if sys.platform != 'darwin':", "if True:  # numpy.distutils can't be asked"),

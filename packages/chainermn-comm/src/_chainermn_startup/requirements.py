@@ -15,9 +15,11 @@ ResolutionError = (DistributionNotFound, VersionConflict)
 
 
 def require(*requirements: str) -> None:
-    """Raise unless all requirements are met."""
+    """Raise unless all requirements are met; what they require themselves isn't looked at."""
     for text in requirements:
         requirement = Requirement(text)
+        if requirement.marker is not None and not requirement.marker.evaluate():
+            continue
         installed = get_distribution(requirement.name).version
         if not requirement.specifier.contains(installed, prereleases=True):
             raise VersionConflict(f"{text} is required, {installed} is installed")
