@@ -168,7 +168,7 @@ ORDERS = {"before": (f"{STARTS}; worker.join()", MAKES), "after": (MAKES, STARTS
     [
         ("spawn", "after", "by its name"),
         ("fork", "before", "by its class"),
-        ("forkserver", "before", "after mpi4py.MPI"),
+        *in_full(("forkserver", "before", "after mpi4py.MPI")),
     ],
 )
 def test_a_worker_that_makes_a_communicator_raises_and_the_job_goes_on(

@@ -118,6 +118,7 @@ def test_a_failure_that_is_known_is_not_replaced_by_the_time_limit(tmp_path):
     assert "rank 0" in done.stderr.splitlines()[-2]
 
 
+@pytest.mark.full
 def test_the_time_limit_holds_while_a_pager_reads_nothing(tmp_path):
     text = "import os\nprint(os.getpid())\nwhile True: print('x' * 9999)"
     words = ("launch", "-n", 1, "--timeout", 5, script(tmp_path, text))

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.support.jobs.processes import soon
+from tests.support.plugins.pairwise import in_full
 from tests.support.jobs.runner import variables
 from tests.support.oracles.raised import raises_on_all
 from tests.support.training.checkpoints import (
@@ -127,7 +128,7 @@ def alone():
         yield comm
 
 
-@pytest.mark.parametrize("how", ["ended", "killed"])
+@pytest.mark.parametrize("how", ["killed", *in_full("ended")])
 def test_a_job_is_waited_for_and_a_dead_one_blocks_nobody(
     tmp_path, alone, monkeypatch, how
 ):

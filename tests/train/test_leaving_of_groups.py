@@ -56,11 +56,9 @@ trainer.run()
 # Rows and columns of a grid, the rank that is warned, the ranks that train together and
 # those that save together, and when updates agree.
 FIRST = [
-    (2, 1, 1, "row", "world", "always"),
     (2, 2, 0, "column", "world", "always"),
     (2, 1, 1, "world", "world", "frozen"),
     (2, 1, 1, "world", "world", "accumulating"),
-    pytest.param(2, 2, 3, "row", "column", "always", marks=pytest.mark.ci),
     pytest.param(2, 1, 1, "world row", "world", "frozen", marks=pytest.mark.ci),
 ]
 WARNED = [(2, 1, 0), (2, 1, 1), *[(2, 2, rank) for rank in range(4)], (3, 2, 0)]

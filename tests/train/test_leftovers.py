@@ -83,7 +83,9 @@ if sys.argv[1] == "flushes":
 """
 
 
-@pytest.mark.parametrize("then", ["flushes", "ends"])
+@pytest.mark.parametrize(
+    "then", ["ends", pytest.param("flushes", marks=pytest.mark.full)]
+)
 def test_a_script_that_ends_with_gradients_left_is_told_once(then, tmp_path):
     job = runner.run_text(2, TRAINS, then, tmp_path)
     assert job.returncode == 0, job
