@@ -15,9 +15,9 @@ from contextlib import contextmanager
 import pytest
 
 from tests.support.jobs.processes import soon
-from tests.support.plugins.pairwise import in_full
 from tests.support.jobs.runner import variables
 from tests.support.oracles.raised import raises_on_all
+from tests.support.plugins.pairwise import in_full
 from tests.support.training.checkpoints import (
     contents,
     link,

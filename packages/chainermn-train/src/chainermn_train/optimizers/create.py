@@ -89,9 +89,10 @@ def create_multi_node_optimizer(
             ``GradientHardClipping``, ``GradientClipping`` or
             ``MultiNodeGradientClipping``, called before the step. After an update each
             parameter has this rank's own gradient, not the mean, and update rules have
-            no ``state``. No parameter may have two sharded optimizers. Checkpoints of :func:`create_multi_node_checkpointer` and
-            :func:`multi_node_snapshot` hold the whole state, for any number of ranks,
-            sharded or not. ``overlap`` is ignored.
+            no ``state``. No parameter may have two sharded optimizers. Checkpoints of
+            :func:`create_multi_node_checkpointer` and :func:`multi_node_snapshot` hold
+            the whole state, for any number of ranks, sharded or not. ``overlap`` is
+            ignored.
         compression: makes gradients smaller for a slow network: a :class:`PowerSGD`, or
             ``"float16"`` or ``"bfloat16"``, in which this optimizer's gradients travel
             on a communicator without an ``allreduce_grad_dtype``.
