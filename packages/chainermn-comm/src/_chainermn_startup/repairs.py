@@ -43,10 +43,22 @@ def numpy(major: int, minor: int) -> Since:
     return Since(f"NumPy {major}.{minor}", is_broken)
 
 
+def cannot_import(module: str, words: str) -> Since:
+    def is_broken() -> bool:
+        try:
+            import_module(module)
+        except Exception:
+            # A half-working module may raise anything (old setuptools does).
+            return True
+        return False
+
+    return Since(words, is_broken)
+
+
 ALWAYS = Since("Chainer 7", lambda: True)
 PKG_RESOURCES = (
-    "setuptools 82 has no pkg_resources, and older ones take a third of Chainer's import",
-    ALWAYS,
+    "pkg_resources is gone",
+    cannot_import("pkg_resources", "setuptools 82, or none installed"),
     (
         "import pkg_resources\n",
         "import _chainermn_startup.requirements as pkg_resources\n",
@@ -57,8 +69,10 @@ PADDING = "numpy.array(self.padding).astype(y.dtype)[()]"
 TABLE: tuple[Repair, ...] = (
     Repair(
         "chainer._environment_check",
-        "Python 3.12 has no numpy.distutils; on macOS it would name a slow BLAS",
-        ALWAYS,
+        "numpy.distutils is gone; Chainer asks it on macOS only",
+        cannot_import(
+            "numpy.distutils.system_info", "Python 3.12; setuptools 75 with NumPy 1.26"
+        ),
         ("import numpy.distutils.system_info\n", "import numpy\n"),
         ("if sys.platform != 'darwin':", "if True:  # numpy.distutils can't be asked"),
     ),

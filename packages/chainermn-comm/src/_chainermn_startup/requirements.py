@@ -1,4 +1,4 @@
-"""The five names of `pkg_resources` that Chainer uses."""
+"""The five names of `pkg_resources` that Chainer uses, for environments that lack it."""
 
 from importlib.metadata import PackageNotFoundError as DistributionNotFound
 from importlib.metadata import distribution as get_distribution
