@@ -33,8 +33,7 @@ import faulthandler as _faulthandler, signal as _signal, warnings as _warnings
 _faulthandler.register(_signal.SIGUSR1, all_threads=True)
 for _kind in (DeprecationWarning, PendingDeprecationWarning, FutureWarning):
     _warnings.simplefilter("error", _kind)
-for _words in (r"\s*`numpy.distutils`", "msvccompiler", "This process .* is multi-threaded"):
-    _warnings.filterwarnings("ignore", _words, DeprecationWarning)
+_warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
 """
 
 # For scripts that only want to know whether gradients still get their mean.
