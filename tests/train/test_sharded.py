@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import re
+import threading
 from collections import Counter
+from itertools import count
 from pathlib import Path
 
 import chainer
@@ -24,6 +26,7 @@ from chainermn_train import (
     create_multi_node_optimizer,
     multi_node_snapshot,
 )
+from chainermn_train.optimizers.exchanges import buckets
 from tests.support.doubles.synchronizations import written_down
 from tests.support.training.checkpoints import Loop, make_checkpointer
 from tests.support.training.trainers import (
@@ -527,10 +530,87 @@ def test_a_machine_has_parameters_once_and_states_in_parts(naive):
     parts = [
         value.nbytes
         for shard in adam._updates.exchange._shards
-        for value in shard.state[0].values()
+        for value in shard.state.values()
     ]
     assert sum(parts) < 2.1 * once / naive.size
     adam.finalize()
+
+
+# Values that travel to other machines while the next forward computes.
+
+
+@pytest.fixture
+def machines(naive, monkeypatch):
+    """Ranks on two machines; each parameter goes by itself."""
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 4)
+    comm = on_nodes([0, 1, 0, 1][: naive.size])
+    yield comm
+    comm.finalize()
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_reading_a_parameter_waits_for_its_own_values_alone(machines, monkeypatch):
+    optimizer = train(make(machines), 0)
+    net = optimizer.target
+    parameter_bits(net)  # so that all values have come
+    exchange = optimizer._updates.exchange.channel.alltoall
+    may_go_on = threading.Event()
+    num_sent = count()
+
+    def hold_the_second(sent):
+        if next(num_sent) == 1:
+            assert may_go_on.wait(60)
+        return exchange(sent)
+
+    monkeypatch.setattr(
+        optimizer._updates.exchange.channel, "alltoall", hold_the_second
+    )
+    train(optimizer, 1)
+    read = [net.first.W.array.copy()]
+    reader = threading.Thread(target=lambda: read.append(net.first.b.array.copy()))
+    reader.start()
+    reader.join(0.2)
+    assert reader.is_alive()
+    may_go_on.set()
+    reader.join(60)
+    expected = train(make(machines, sharded=False), 0, 1)
+    for array, param in zip(read, (net.first.W, net.first.b), strict=True):
+        np.testing.assert_array_equal(array, param.array)
+    assert_alike(optimizer, expected)
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_values_that_fail_to_travel_are_made_good_by_rank_0s_state(
+    machines, monkeypatch
+):
+    optimizer = train(make(machines, optimizers.MomentumSGD), 0)
+    channel = optimizer._updates.exchange.channel
+    exchange = channel.alltoall
+    parameter_bits(optimizer.target)  # so that all values have come
+    error = PeerError
+    if machines.rank == 1:
+        error = TypeError
+    with monkeypatch.context() as patch:
+        if machines.rank == 1:
+            patch.setattr(channel, "alltoall", lambda sent: exchange([None, *sent[1:]]))
+        train(optimizer, 1)
+        with pytest.raises(error):
+            whole_state(optimizer)  # as for a checkpoint
+        with pytest.raises(error):
+            train(optimizer, 2)
+    train(optimizer, 3, 4)
+    assert optimizer.t == 3  # of 0, 1 and 4
+    bits = whole_state(optimizer)
+    assert machines.allgather_obj(bits).count(bits) == machines.size
+    assert same_everywhere(machines, optimizer.target)
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_an_optimizer_goes_on_after_its_channel_was_freed(machines):
+    optimizer = train(make(machines), 0, 1)
+    optimizer.finalize()
+    expected = train(make(machines, sharded=False), 0, 1, 2)
+    assert_alike(train(optimizer, 2), expected)
 
 
 # What fails on one rank.

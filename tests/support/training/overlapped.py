@@ -21,7 +21,7 @@ from numpy.testing import assert_array_equal
 
 from chainermn_train import create_multi_node_optimizer
 from chainermn_train.optimizers import create
-from chainermn_train.optimizers.exchanges import overlapped_exchange
+from chainermn_train.optimizers.exchanges import buckets
 from tests.support.training.trainers import parameter_bits, same_everywhere
 
 # A layer of WIDTH by WIDTH has more than BUCKET_BYTES.
@@ -34,7 +34,7 @@ BUCKET_BYTES = 1 << 18
 @pytest.fixture(autouse=True)
 def small_buckets(monkeypatch: pytest.MonkeyPatch):
     """Buckets of a quarter of their size, and models likewise: most of a test's time is theirs."""
-    monkeypatch.setattr(overlapped_exchange, "BUCKET_BYTES", BUCKET_BYTES)
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", BUCKET_BYTES)
 
 
 class Deep(Chain):

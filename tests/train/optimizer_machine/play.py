@@ -7,7 +7,7 @@ import threading
 import traceback
 from unittest import mock
 
-from chainermn_train.optimizers.exchanges import overlapped_exchange
+from chainermn_train.optimizers.exchanges import buckets
 from tests.train.optimizer_machine.oracle import Oracle
 from tests.train.optimizer_machine.trainee import Trainee
 
@@ -41,7 +41,7 @@ class Play:
         Return on all ranks what was wrong; empty if nothing was.
         """
         failure = ""
-        with mock.patch.object(overlapped_exchange, "BUCKET_BYTES", BUCKET_BYTES):
+        with mock.patch.object(buckets, "BUCKET_BYTES", BUCKET_BYTES):
             if self._world.rank == 0:
                 failure = self._failure_of(lead)
                 self._world.bcast(None)

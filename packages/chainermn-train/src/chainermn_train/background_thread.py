@@ -33,8 +33,12 @@ class BackgroundThread:
     def start(self) -> None:
         """Start the thread; from then on this process switches between threads more often.
 
-        RuntimeError is raised if no thread can be started: ``wait`` does the work then.
+        If this MPI lets only one thread communicate, do the work at once. RuntimeError is
+        raised if no thread can be started: ``wait`` does the work then.
         """
+        if not threads_may_use_mpi():
+            self.wait()
+            return
         seconds = min(sys.getswitchinterval(), SWITCH_INTERVAL_SECONDS)
         sys.setswitchinterval(seconds)
         self._thread.start()

@@ -124,8 +124,8 @@ class CollectiveUpdate:
     def forget(self) -> None:
         """Drop all gradients and all facts about other ranks, because this rank's state is new."""
         self.state.forget()
-        self.exchange.forget_states()
         self._drop_gradients()
+        self.exchange.forget_states()
 
     def _update_together(self, update: Callable[[], None]) -> None:
         """Make an update, or drop all gradients if ranks that hold the model start again."""
@@ -262,7 +262,12 @@ class CollectiveUpdate:
             if params.parts and self.state.has_failed:
                 raise RuntimeError(OUT_OF_STEP)
             refuse_hooks_by_norm(self._optimizer, params.parts)
-            exchange.wait()
+            try:
+                exchange.wait()
+            except BaseException:
+                # Parameters may lack what other ranks have stepped.
+                self.state.has_failed = exchange.is_sharded
+                raise
             row = Row(
                 needs_sharing=self.state.needs_sharing(),
                 can_share_first=can_share_first and not params.uninitialized,

@@ -7,7 +7,7 @@ from typing import Any
 
 from chainermn_comm import CommunicatorBase, Reducer, patient_waits
 
-from ...background_thread import BackgroundThread, threads_may_use_mpi
+from ...background_thread import BackgroundThread
 from ...collective_errors import raise_together
 from ..agreement import OPERATION
 from ..gradient_set import GradientSet, multiply_gradients
@@ -67,10 +67,8 @@ class DelayedExchange(GradientExchange):
             if self.channel is None:  # the first mean is taken at once
                 thread.wait()
                 self.channel = make_channel(self._communicator, self._stream.device)
-            elif threads_may_use_mpi():
-                thread.start()
             else:
-                thread.wait()
+                thread.start()
 
     def load_pending(self, serializer: Any, target: Any) -> None:
         self.pending = GradientSet.load(serializer, target)

@@ -37,12 +37,9 @@ from ..gradient_set import (
 )
 from ..parameter_set import ParameterSet
 from . import tracked_backward
+from .buckets import bounds_of
 from .gpus import ThreadStream, device_of
 from .gradient_exchange import GradientExchange, make_channel
-
-# A bucket is large enough that its fixed costs don't count, and small enough that the
-# first bucket leaves early.
-BUCKET_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -246,7 +243,7 @@ class OverlappedExchange(GradientExchange):
         order = self._communicator.bcast_obj(order)
         if self.channel is None:
             self.channel = make_channel(self._communicator, stream.device)
-        bounds = _bounds_of([arrays[number] for number in order])
+        bounds = bounds_of([arrays[number] for number in order])
         self._plan = _Plan(self._facts_of(params), order, bounds, stream)
 
     def drop(self) -> None:
@@ -259,18 +256,6 @@ class OverlappedExchange(GradientExchange):
         forms = [(form_of(param.array), is_updated(param)) for param in params.params]
         wire_dtype = self._communicator.get_config("allreduce_grad_dtype")
         return [params, self.channel, wire_dtype, *forms]
-
-
-def _bounds_of(arrays: list[Any]) -> list[int]:
-    """Return where buckets begin in a list of arrays, and its length."""
-    bounds = [0]
-    room = BUCKET_BYTES
-    for number, array in enumerate(arrays):
-        if number > 0 and array.nbytes > room:
-            bounds.append(number)
-            room = BUCKET_BYTES
-        room -= array.nbytes
-    return [*bounds, len(arrays)]
 
 
 def _rounds_by_message(arrays: list[Any], communicator: CommunicatorBase) -> bool:

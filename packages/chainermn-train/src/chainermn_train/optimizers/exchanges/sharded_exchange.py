@@ -6,21 +6,25 @@ parts, steps along them, and writes the new values, which all ranks see. Between
 rank has the state of its parts, and update rules have none.
 
 Over several machines, one rank of each adds up its machine's gradients for a part, and
-sends the sums to the part's rank. That rank sends the new values back.
+sends the sums to the part's rank. That rank sends the new values back while the next
+forward computes.
 """
 
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from chainermn_comm import CommunicatorBase, Reducer
+from chainermn_comm import CommunicatorBase, Reducer, patient_waits
 from chainermn_comm.numbers import accumulator, sum_rows
 
+from ...background_thread import BackgroundThread, raise_if_any
 from ...collective_errors import allgather_checked, raise_together
 from ...profiling import region
 from ...slots import entries_of, named_parameters, scaling_of
@@ -28,15 +32,15 @@ from ..agreement import OPERATION
 from ..block_updates import step_in_blocks
 from ..gradient_set import multiply_gradients, present_gradient
 from ..parameter_set import ParameterSet
-from .gradient_exchange import GradientExchange
+from .awaited_array import AwaitedArray
+from .buckets import bounds_of
+from .gradient_exchange import GradientExchange, make_channel
 from .parameter_file import Form, ParameterFile
 from .shard_hooks import checked_hooks, hooks_of_shards
 from .shards import (
-    NO_STATE,
     Shard,
     State,
     cut,
-    is_empty,
     merge,
     part_of,
     set_state,
@@ -148,8 +152,8 @@ class ShardedExchange(GradientExchange):
                 if not self.may_have_stepped:  # this rank may have seen an overflow
                     vars(optimizer).update(scaling)
                 raise
-        with region("communication"):
-            self._exchange_values()
+        if self._file.machines.are_several:
+            self._send_values()
 
     def cancel(self) -> None:
         super().cancel()
@@ -173,14 +177,12 @@ class ShardedExchange(GradientExchange):
             lambda: {name: self._state_of(param) for name, param in named},
         )
         for name, param in named:
-            parts = [row.get(name, NO_STATE) for row in rows]
-            are_there = not any([is_empty(part) for part in parts])
-            if is_empty(state_of(param)) and are_there:
+            parts = [row.get(name) for row in rows]
+            if all(parts) and not state_of(param):
                 set_state(param, merge(parts, param.shape))
 
     def refuse_parts(self) -> None:
-        parts = [shard for shard in self._shards if not is_empty(shard.state)]
-        if parts and not self._are_gathered:
+        if any([it.state for it in self._shards]) and not self._are_gathered:
             raise RuntimeError(
                 "each rank has a part of the optimizer's state (sharded=True): save by "
                 "create_multi_node_checkpointer or multi_node_snapshot, whose checkpoints "
@@ -189,7 +191,8 @@ class ShardedExchange(GradientExchange):
 
     @contextmanager
     def whole_states(self, optimizer: Any) -> Iterator[None]:
-        lacking = [it.param for it in self._shards if is_empty(state_of(it.param))]
+        raise_if_any(self.failure())  # a checkpoint has parameters, too
+        lacking = [it.param for it in self._shards if not state_of(it.param)]
         self.gather_states(optimizer)
         self._are_gathered = True
         try:
@@ -197,7 +200,7 @@ class ShardedExchange(GradientExchange):
         finally:
             self._are_gathered = False
             for param in lacking:
-                set_state(param, NO_STATE)
+                set_state(param, {})
 
     # The file.
 
@@ -207,7 +210,7 @@ class ShardedExchange(GradientExchange):
     def _state_of(self, param: Any) -> State:
         """Return the state of this rank's part: of a state that was loaded, or as it stepped."""
         state = state_of(param)
-        if param.is_initialized and not is_empty(state):
+        if state and param.is_initialized:
             return cut(state, self._part_of(param))
         for shard in self._shards:
             if shard.param is param and shard.piece.update_rule is param.update_rule:
@@ -223,7 +226,7 @@ class ShardedExchange(GradientExchange):
             if (
                 shard.param is not param
                 or shard.array is not param.array
-                or not is_empty(state_of(param))
+                or state_of(param)
             ):
                 return False
         return not self._file.has_own_writes()
@@ -261,10 +264,11 @@ class ShardedExchange(GradientExchange):
                 shards.append(Shard(param, file.arrays[number], part, values, state))
             self._shards = shards
             self._write_gradients()
-        self._exchange_values()
+        if file.machines.are_several:
+            self._exchange_values(communicator, slice(None))
         file.drop_own_writes()
         for shard in shards:
-            set_state(shard.param, NO_STATE)
+            set_state(shard.param, {})
             shard.param.array = shard.array
         self._are_in_file = True
 
@@ -325,29 +329,57 @@ class ShardedExchange(GradientExchange):
         with raise_together(self._communicator.handshake, OPERATION):
             for owner, own in terms.items():
                 sums[owner] = [_sum(rows) for rows in own.values()]
-        received = self._exchange(sums)
+        received = _exchange(self._communicator, sums)
         rows = zip(*[received[it] for it in self._file.machines.partners], strict=True)
         rank = self._communicator.rank
         return {rank: dict(zip(terms[rank], rows, strict=True))}
 
-    def _exchange_values(self) -> None:
-        """Let other machines have the values of this rank's parts (collective)."""
-        machines = self._file.machines
-        if machines.are_several:
-            values = [shard.values for shard in self._shards]
-            received = self._exchange(dict.fromkeys(machines.partners, values))
-            with raise_together(self._communicator.handshake, OPERATION):
-                for owner in machines.served:
-                    places = self._file.parameters
-                    for place, new in zip(places, received[owner], strict=True):
-                        place[part_of(place.size, owner, len(received))] = new
+    def _send_values(self) -> None:
+        """Begin to exchange values with other machines, while this rank computes (collective).
 
-    def _exchange(
-        self, sent: dict[int, list[np.ndarray]]
-    ) -> tuple[Sequence[np.ndarray], ...]:
-        """Return what each rank has sent to this rank (collective)."""
-        ranks = range(self._communicator.size)
-        return self._communicator.alltoall([sent.get(rank, []) for rank in ranks])
+        Reading a parameter waits until all its values are there.
+        """
+        if self.channel is None:
+            self.channel = make_channel(self._communicator, None)
+        channel = self.channel
+        bounds = bounds_of(self._file.parameters)
+        buckets = [(slice(*each), threading.Event()) for each in pairwise(bounds)]
+
+        def exchange(wait_requested: threading.Event) -> None:
+            try:
+                with patient_waits(wait_requested):
+                    for bucket, arrived in buckets:
+                        self._exchange_values(channel, bucket)
+                        arrived.set()
+            finally:
+                for _, arrived in buckets:
+                    arrived.set()
+
+        self._thread = BackgroundThread(exchange)
+        self._thread.start()
+        for bucket, arrived in buckets:
+            for shard in self._shards[bucket]:
+                shard.param._data = AwaitedArray(shard.array, arrived)
+
+    def _exchange_values(self, communicator: CommunicatorBase, bucket: slice) -> None:
+        """Exchange the values of a bucket of parameters with other machines (collective)."""
+        machines = self._file.machines
+        values = [shard.values for shard in self._shards[bucket]]
+        sent = dict.fromkeys(machines.partners, values)
+        received = _exchange(communicator, sent)
+        with raise_together(communicator.handshake, OPERATION):
+            for owner in machines.served:
+                places = self._file.parameters[bucket]
+                for place, new in zip(places, received[owner], strict=True):
+                    place[part_of(place.size, owner, len(received))] = new
+
+
+def _exchange(
+    communicator: CommunicatorBase, sent: dict[int, list[np.ndarray]]
+) -> tuple[Sequence[np.ndarray], ...]:
+    """Return what each rank has sent to this rank (collective)."""
+    ranks = range(communicator.size)
+    return communicator.alltoall([sent.get(rank, []) for rank in ranks])
 
 
 def _sum(rows: Sequence[np.ndarray]) -> np.ndarray:

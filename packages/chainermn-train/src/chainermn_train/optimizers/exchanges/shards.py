@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import chainer
 import numpy as np
 
-from ...slots import is_array, master_of, set_master
+from ...slots import MASTER, is_array, master_of, set_master
 
 # Parts begin at cache lines, if parameters have 4 bytes.
 _ALIGNMENT = 16
 
-# The state of an update rule by its keys, and the float32 value beside a float16
-# parameter, each None if there is none.
-State = tuple[dict[str, Any] | None, Any]
-NO_STATE: State = (None, None)
+# What an update rule has by its keys, and the float32 value beside a float16 parameter.
+State: TypeAlias = dict[str, Any]
 
 
 @dataclass(eq=False)
@@ -53,9 +51,9 @@ class Shard:
         rule = self.param.update_rule
         if self.piece.update_rule is not rule:  # the user has given another one
             self.piece.update_rule = rule
-            self.state = NO_STATE
+            self.state = {}
         # Else another shard of the same rule has the state of both.
-        if not is_empty(self.state):
+        if self.state:
             set_state(self.param, self.state)
 
     def take_state(self) -> None:
@@ -64,7 +62,7 @@ class Shard:
             self.values[...] = self.piece.array
             self.piece.array = self.values
         self.state = state_of(self.param)
-        set_state(self.param, NO_STATE)
+        set_state(self.param, {})
 
 
 def part_of(size: int, rank: int, ranks: int) -> slice:
@@ -79,45 +77,38 @@ def part_of(size: int, rank: int, ranks: int) -> slice:
 
 def state_of(param: Any) -> State:
     """Return the state of a parameter's update rule, which may be None."""
-    rule = param.update_rule
-    return getattr(rule, "state", None), master_of(param)
+    state = dict(getattr(param.update_rule, "state", None) or {})
+    master = master_of(param)
+    if master is not None:
+        state[MASTER] = master
+    return state
 
 
 def set_state(param: Any, state: State) -> None:
     """Give an update rule, if there is one, this state."""
     if param.update_rule is not None:
-        param.update_rule._state = state[0]
-        set_master(param, state[1])
-
-
-def is_empty(state: State) -> bool:
-    """Return whether an update rule has no state."""
-    return state[0] is None and state[1] is None
+        own = dict(state)
+        set_master(param, own.pop(MASTER, None))
+        param.update_rule._state = own or None  # None lets the rule begin
 
 
 def cut(state: State, part: slice) -> State:
     """Return a part of the state of a whole parameter."""
-    return _mapped(lambda value: value.reshape(-1)[part].copy(), [state])
+    parts = dict(state)
+    for key, value in state.items():
+        if is_array(value):
+            parts[key] = value.reshape(-1)[part].copy()
+    return parts
 
 
 def merge(states: Sequence[State], shape: tuple[int, ...]) -> State:
     """Return the state of a whole parameter of that shape, of its parts in order."""
-    return _mapped(lambda *parts: np.concatenate(parts).reshape(shape), states)
-
-
-def _mapped(function: Callable[..., Any], states: Sequence[State]) -> State:
-    """Return a state whose arrays are the function's results for those of some states."""
-
-    def result(*values: Any) -> Any:
-        if is_array(values[0]):
-            return function(*values)
-        return values[0]
-
-    merged: dict[str, Any] | None = None
-    if states[0][0] is not None:
-        dicts = [state[0] or {} for state in states]
-        merged = {key: result(*[each[key] for each in dicts]) for key in dicts[0]}
-    return merged, result(*[state[1] for state in states])
+    whole = dict(states[0])
+    for key, value in whole.items():
+        if is_array(value):
+            parts = [state[key] for state in states]
+            whole[key] = np.concatenate(parts).reshape(shape)
+    return whole
 
 
 class ShardModel:
