@@ -135,8 +135,16 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
         node = SyncBatchNormFunction(self.comm, self.eps, axis, needs_grad)
         leaf = Variable(empty_on_device_of(x.array))
         y, _ = node.apply((x, gamma, beta, leaf))
-        if not chainer.config.in_recomputing:
-            self._update_running_statistics(node, finetune)
+        if chainer.config.in_recomputing or node.count == 0:  # an empty batch has none
+            return y
+        decay = self.decay
+        if finetune:
+            self.N += 1
+            decay = 1.0 - 1.0 / self.N
+        unbiased = node.count / max(node.count - 1.0, 1.0)
+        with chainer.using_device(self.device):
+            _move(self.avg_mean, node.mean, decay)
+            _move(self.avg_var, node.var * unbiased, decay)
         return y
 
     def _check_input(self, x: Any) -> tuple[Variable, tuple[int, ...]]:
@@ -163,21 +171,6 @@ class MultiNodeBatchNormalization(L.BatchNormalization):
                 f"beside the axes {axis}"
             )
         return x, axis
-
-    def _update_running_statistics(
-        self, node: SyncBatchNormFunction, finetune: bool
-    ) -> None:
-        """Average the batch's statistics into the running statistics, unless the batch is empty."""
-        if node.count == 0:
-            return
-        decay = self.decay
-        if finetune:
-            self.N += 1
-            decay = 1.0 - 1.0 / self.N
-        unbiased = node.count / max(node.count - 1.0, 1.0)
-        with chainer.using_device(self.device):
-            _move(self.avg_mean, node.mean, decay)
-            _move(self.avg_var, node.var * unbiased, decay)
 
 
 def _move(average: Any, value: Any, decay: float) -> None:
