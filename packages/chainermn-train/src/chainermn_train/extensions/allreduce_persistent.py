@@ -11,7 +11,7 @@ from chainermn_comm import CommunicatorBase, RankMismatchError
 
 from ..collective_errors import allgather_checked, require_communicator
 from ..host_arrays import to_host
-from ..slots import Slot, persistent_slots
+from ..slots import persistent_slots
 
 # The type of a float, scalar or array: its dtype and shape.
 _Form: TypeAlias = tuple[str, tuple[int, ...]]
@@ -67,15 +67,22 @@ class AllreducePersistent(training.Extension):
             lambda: {name: _form_of(slot.get()) for name, slot in slots.items()},
         )
         for name, (dtype, shape) in _floats_of(views).items():
-            value = to_host(slots[name].get())
+            slot = slots[name]
+            value = slot.get()
+            own = to_host(value)
             if value is None:
-                value = np.zeros(shape)
+                own = np.zeros(shape)
             wide = np.result_type(np.float32, dtype)
-            mean = self.comm.multi_node_mean(np.asarray(value, wide))
+            mean = self.comm.multi_node_mean(np.asarray(own, wide))
             holders = sum(view[name] is not None for view in views)
             # Ranks without a value gave zeros.
-            mean = mean * (self.comm.size / holders)
-            _set_mean(slots[name], mean.astype(dtype))
+            mean = (mean * (self.comm.size / holders)).astype(dtype)
+            if value is None:
+                slot.set(mean)
+            elif isinstance(value, float | np.generic):
+                slot.set(type(value)(mean))
+            else:
+                value[...] = backend.get_array_module(value).asarray(mean)
 
 
 def _form_of(value: Any) -> _Form | str | None:
@@ -83,7 +90,7 @@ def _form_of(value: Any) -> _Form | str | None:
     if value is None:
         return None
     if isinstance(value, float):
-        value = np.float64(value)
+        return "float64", ()
     dtype = getattr(value, "dtype", type(value).__name__)
     if getattr(dtype, "kind", None) != "f":
         return str(dtype)
@@ -105,14 +112,3 @@ def _floats_of(views: list[dict[str, Any]]) -> dict[str, _Form]:
             )
         floats[name] = present.pop()
     return floats
-
-
-def _set_mean(slot: Slot, mean: np.ndarray) -> None:
-    """Set the value to ``mean``, in the same array if there is one."""
-    value = slot.get()
-    if value is None:
-        slot.set(mean)
-    elif isinstance(value, float | np.generic):
-        slot.set(type(value)(mean))
-    else:
-        value[...] = backend.get_array_module(value).asarray(mean)
