@@ -122,24 +122,22 @@ def _evaluate(evaluator: Any) -> dict[str, Any]:
 def _warn_of_different_models(evaluator: Any, communicator: CommunicatorBase) -> None:
     """Warn on rank 0 if ranks have different values of a parameter (collective)."""
     rows = allgather_checked(communicator, "evaluate", lambda: _values_here(evaluator))
-    different = []
     for name in rows[0]:
         facts = {row.get(name) for row in rows}
-        if None not in facts and len(facts) > 1:
-            different.append(name)
-    if not different:
+        if None in facts or len(facts) == 1:
+            continue
+        # The warning may be an error, on rank 0 alone.
+        with raise_together(communicator.handshake, "evaluate"):
+            if communicator.rank == 0:
+                warnings.warn(
+                    f"a multi-node evaluator takes the mean over different models: {name} differs "
+                    "between ranks. Train with create_multi_node_optimizer(optimizer, comm), "
+                    "whose first update gives rank 0's model to all ranks; or call "
+                    "comm.bcast_data(model)",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
         return
-    # The warning may be an error, on rank 0 alone.
-    with raise_together(communicator.handshake, "evaluate"):
-        if communicator.rank == 0:
-            warnings.warn(
-                f"a multi-node evaluator takes the mean over different models: {different[0]} "
-                "differs between ranks. Train with create_multi_node_optimizer(optimizer, comm), "
-                "whose first update gives rank 0's model to all ranks; or call "
-                "comm.bcast_data(model)",
-                RuntimeWarning,
-                stacklevel=4,
-            )
 
 
 def _values_here(evaluator: Any) -> Facts:
