@@ -79,7 +79,13 @@ class ObservationAggregator(training.Extension):
         """
         observation = trainer.observation
         if self.original_key in observation:
-            self._values.append(_copy(observation[self.original_key]))
+            value = observation[self.original_key]
+            # The copy stays as it is when the user's array changes.
+            if isinstance(value, chainer.Variable):
+                kept = chainer.Variable(value.array.copy(), requires_grad=False)
+            else:
+                kept = copy.copy(value)
+            self._values.append(kept)
             if self.aggregated_key == self.original_key:
                 del observation[self.original_key]
         if not self.comm_trigger(trainer):
@@ -122,10 +128,3 @@ class ObservationAggregator(training.Extension):
             self._values = [
                 kept(str(index), None) for index in range(serializer("count", 0))
             ]
-
-
-def _copy(value: Any) -> Any:
-    """Return a copy, which stays as it is when the user's array changes."""
-    if isinstance(value, chainer.Variable):
-        return chainer.Variable(value.array.copy(), requires_grad=False)
-    return copy.copy(value)

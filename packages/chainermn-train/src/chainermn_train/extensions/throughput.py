@@ -85,7 +85,7 @@ class ThroughputReport(training.Extension):
         """
         updater = trainer.updater
         with raise_together(self.comm.handshake, "ThroughputReport"):
-            optimizers = list(updater.get_all_optimizers().values())
+            optimizers = updater.get_all_optimizers().values()
             if not any(hasattr(each, "communicator") for each in optimizers):
                 raise TypeError(
                     "ThroughputReport needs an updater with a multi-node optimizer: make it with "
