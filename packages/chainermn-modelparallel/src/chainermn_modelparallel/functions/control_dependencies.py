@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import Any
 
 import chainer
 import numpy as np
 from chainer import Variable, backend
 
-Arrays: TypeAlias = tuple[Any, ...]
-Variables: TypeAlias = tuple[Variable, ...]
-Gradients: TypeAlias = tuple[Variable | None, ...]
+Arrays = tuple[Any, ...]
+Variables = tuple[Variable, ...]
+Gradients = tuple[Variable | None, ...]
 
 EMPTY = np.empty(0, np.float32)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from chainer import backend, training
@@ -14,7 +14,7 @@ from ..host_arrays import to_host
 from ..slots import persistent_slots
 
 # The type of a float, scalar or array: its dtype and shape.
-_Form: TypeAlias = tuple[str, tuple[int, ...]]
+_Form = tuple[str, tuple[int, ...]]
 
 
 class AllreducePersistent(training.Extension):

@@ -7,7 +7,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Mapping
 from types import MethodType
-from typing import Any, TypeAlias
+from typing import Any
 
 import chainer
 import numpy as np
@@ -27,7 +27,7 @@ from ..host_arrays import as_number, mean_of, to_host
 from ..slots import Facts, facts_of, value_slots
 
 # One rank's results: by name, a value and its weight, or None if the weight is unknown.
-_Results: TypeAlias = dict[str, tuple[Any, Any]]
+_Results = dict[str, tuple[Any, Any]]
 
 
 def create_multi_node_evaluator(
