@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -20,9 +19,10 @@ from ..collective_errors import (
 from ..profiling import StepClock, StepTimes, TimedUpdater
 
 _LINE = (
-    "{examples_per_second:,.1f} examples/s on {ranks} ranks; a step takes "
-    "{milliseconds:,.1f} ms: {computing:.0%} computing, {waiting:.0%} waiting, {wire:.0%} on "
-    "the wire; slowest: rank {slowest_rank}, which computes {ratio:.2f} times the mean"
+    "epoch {epoch}, iteration {iteration}: {examples_per_second:,.1f} examples/s on {ranks} "
+    "ranks; a step takes {milliseconds:,.1f} ms: {computing:.0%} computing, "
+    "{waiting:.0%} waiting, {wire:.0%} on the wire; slowest: rank {slowest_rank}, "
+    "which computes {ratio:.2f} times the mean"
 )
 
 
@@ -120,48 +120,39 @@ class ThroughputReport(training.Extension):
         examples, ranks = zip(*views, strict=True)
         if not all(rank.sampled for rank in ranks):
             return
-        summary, line = _report(sum(examples), ranks)
+
+        def total(name: str) -> Any:
+            return sum(getattr(rank, name) for rank in ranks)
+
+        waiting = total("waiting") / total("sampled")
+        wire = total("communication") / total("sampled")
+        computing = [rank.computing for rank in ranks]
+        longest = max(computing)
+        summary = {
+            "examples_per_second": sum(examples) / max(rank.seconds for rank in ranks),
+            "seconds_per_step": total("seconds") / total("steps"),
+            "computing": 1 - waiting - wire,
+            "waiting": waiting,
+            "wire": wire,
+            "slowest_rank": computing.index(longest),
+        }
         prefix = self.name or self.default_name
         chainer.report({f"{prefix}/{key}": value for key, value in summary.items()})
         if self.comm.rank == 0:
             updater = trainer.updater
-            print(
-                f"epoch {updater.epoch}, iteration {updater.iteration}: {line}",
-                flush=True,
+            line = _LINE.format(
+                epoch=updater.epoch,
+                iteration=updater.iteration,
+                ranks=len(ranks),
+                milliseconds=1000 * summary["seconds_per_step"],
+                ratio=longest * len(ranks) / sum(computing),
+                **summary,
             )
+            print(line, flush=True)
 
 
 def _wait_for_kernels() -> None:
     cuda.cupy.cuda.get_current_stream().synchronize()
-
-
-def _report(
-    examples: float, ranks: Sequence[StepTimes]
-) -> tuple[dict[str, float], str]:
-    """Return the observations, and the line that rank 0 prints of them."""
-
-    def total(name: str) -> Any:
-        return sum(getattr(rank, name) for rank in ranks)
-
-    waiting = total("waiting") / total("sampled")
-    wire = total("communication") / total("sampled")
-    computing = [rank.computing for rank in ranks]
-    longest = max(computing)
-    summary = {
-        "examples_per_second": examples / max(rank.seconds for rank in ranks),
-        "seconds_per_step": total("seconds") / total("steps"),
-        "computing": 1 - waiting - wire,
-        "waiting": waiting,
-        "wire": wire,
-        "slowest_rank": computing.index(longest),
-    }
-    line = _LINE.format(
-        ranks=len(ranks),
-        milliseconds=1000 * summary["seconds_per_step"],
-        ratio=longest * len(ranks) / sum(computing),
-        **summary,
-    )
-    return summary, line
 
 
 def _examples(updater: Any) -> Any:
