@@ -88,42 +88,34 @@ class SyncBatchNormFunction(OrderedFunctionNode):
         self._shape = mean.shape  # the shape of one number for each channel
         centred = xp.subtract(x, mean, dtype=dtype)
         squares = xp.square(centred).sum(axis=self.axis, keepdims=True)
+
+        # Sums of squares about the ranks' own means lose no digits where the mean is
+        # large. All ranks combine the ranks' sums in rank order, in float64.
         local = cuda.to_cpu(xp.stack([mean, squares]))
-        statistics = self._combine_statistics(count, gamma.shape, local)
-        self.mean, self.var = xp.asarray(statistics)
-        centred += mean - self.mean
-        self._inv_std = 1 / xp.sqrt(self.var + dtype.type(self.eps))
-        centred *= self._inv_std * gamma.reshape(self._shape)
-        centred += beta.reshape(self._shape)
-        return self.with_delegate_output((centred.astype(x.dtype, copy=False),), like=x)
-
-    def _combine_statistics(
-        self, count: int, channels: tuple[int, ...], local: np.ndarray
-    ) -> np.ndarray:
-        """Return means and variances of the whole batch, combining the ranks' in rank order.
-
-        ``local`` holds this rank's means, then its sums of squares about them, so that
-        no digits are lost where the mean is large. Sums over ranks are taken in
-        float64. The result has the shape and dtype of ``local``.
-        """
         self._call = handshake(
             self.comm,
             NAME,
-            (("dtype and channels", local.dtype, channels),),
+            (("dtype and channels", dtype, gamma.shape),),
             requires_grad=self.x_requires_grad,
             payload=_COUNT.pack(count) + local.tobytes(),
         )
         rows = self._call.payloads
         counts = [_COUNT.unpack_from(row)[0] for row in rows]
         self.count = sum(counts)
+        self._per_value = 1 / max(self.count, 1)
         means, squares = _stack_ranks([row[_COUNT.size :] for row in rows], local)
         weights = np.array(counts, np.float64)
         weights = weights.reshape(-1, *[1] * len(self._shape))
-        self._per_value = 1 / max(self.count, 1)
-        mean = (means * weights).sum(axis=0) * self._per_value
-        deviations = (means - mean) ** 2 * weights
-        var = (deviations + squares).sum(axis=0) * self._per_value
-        return np.array([mean, var], local.dtype)
+        whole_mean = (means * weights).sum(axis=0) * self._per_value
+        deviations = (means - whole_mean) ** 2 * weights
+        whole_var = (deviations + squares).sum(axis=0) * self._per_value
+        self.mean, self.var = xp.asarray(np.array([whole_mean, whole_var], dtype))
+
+        centred += mean - self.mean
+        self._inv_std = 1 / xp.sqrt(self.var + dtype.type(self.eps))
+        centred *= self._inv_std * gamma.reshape(self._shape)
+        centred += beta.reshape(self._shape)
+        return self.with_delegate_output((centred.astype(x.dtype, copy=False),), like=x)
 
     def backward(self, indexes: tuple[int, ...], grad_outputs: Gradients) -> Gradients:
         self._call.require_graph(f"backward of {NAME}", self.comm.rank)
