@@ -20,16 +20,15 @@ class Machines:
 
     def __init__(self, by_rank: Sequence[int], rank: int) -> None:
         """Take the machine of each rank, and this rank."""
-        self._by_rank = list(by_rank)
-        own = by_rank[rank]
-        ranks = range(len(by_rank))
-        self.here = [other for other in ranks if by_rank[other] == own]
-        self.partners = [self._partner(rank, it) for it in sorted(set(by_rank))]
-        self.are_several = len(self.partners) > 1
-        self.served = [it for it in ranks if self._partner(it, own) == rank]
-
-    def _partner(self, rank: int, machine: int) -> int:
-        by_rank = self._by_rank
-        there = [other for other, it in enumerate(by_rank) if it == machine]
-        place = by_rank[:rank].count(by_rank[rank])  # of the rank on its own machine
-        return there[place % len(there)]
+        members: dict[int, list[int]] = {}
+        for other, machine in enumerate(by_rank):
+            members.setdefault(machine, []).append(other)
+        self.here = members[by_rank[rank]]
+        place = self.here.index(rank)
+        self.partners = []
+        self.served = []
+        for _, there in sorted(members.items()):
+            # The ranks of a smaller machine are partners of several ranks each.
+            self.partners.append(there[place % len(there)])
+            self.served += there[place :: len(self.here)]
+        self.are_several = len(members) > 1
