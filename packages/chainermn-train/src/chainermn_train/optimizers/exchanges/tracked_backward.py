@@ -51,7 +51,7 @@ class _Tracker(chainer.FunctionHook):
     def __init__(self, loss: Any, params: list[Any], on_final: OnFinal) -> None:
         self._params = params
         self._on_final = on_final
-        numbers = {id(param.node): number for number, param in enumerate(params)}
+        numbers = {param.node: number for number, param in enumerate(params)}
         self._used = _used_by_function(loss, numbers)
         # How many functions use a parameter and have not run, by its number.
         self._num_left = Counter(it for used in self._used.values() for it in used)
@@ -59,7 +59,7 @@ class _Tracker(chainer.FunctionHook):
         self._table: dict[Any, list[Any]] = {}  # gradients by node, as the layer runs
 
     def backward_preprocess(self, function: Any, _: Any, __: Any) -> None:
-        if type(function) in _LAYERS and id(function) in self._used:
+        if type(function) in _LAYERS and function in self._used:
             self._layer = function
             self._table = sys._getframe(1).f_locals["grads"].grads
             function.backward = partial(self._weights_first, function)
@@ -72,7 +72,7 @@ class _Tracker(chainer.FunctionHook):
 
     def backward_postprocess(self, function: Any, _: Any, __: Any) -> None:
         self.deleted()
-        used = self._used.get(id(function))
+        used = self._used.get(function)
         if not used:  # the function may belong to an inner backward
             return
         table = sys._getframe(1).f_locals["grads"].grads
@@ -91,7 +91,7 @@ class _Tracker(chainer.FunctionHook):
         if indexes[0] != 0 or not weights:
             return compute(indexes, grad_outputs)
         grads = compute(weights, grad_outputs)
-        for number, node in self._used[id(layer)].items():
+        for number, node in self._used[layer].items():
             index = layer.inputs.index(node)
             is_last = self._num_left[number] == 1 and not self._table.get(node)
             if is_last and index in weights:
@@ -104,21 +104,21 @@ class _Tracker(chainer.FunctionHook):
             self._on_final(number, grad)
 
 
-def _used_by_function(loss: Any, numbers: dict[int, int]) -> dict[int, dict[int, Any]]:
+def _used_by_function(loss: Any, numbers: dict[Any, int]) -> dict[Any, dict[int, Any]]:
     """Return, for each function that leads to the loss, the nodes of parameters that it uses.
 
-    The keys are ids of functions. The values map a parameter's number to its node;
-    ``numbers`` has a parameter's number for the id of its node.
+    The values map a parameter's number to its node, and ``numbers`` maps its node to its
+    number.
     """
-    used: dict[int, dict[int, Any]] = {}
+    used: dict[Any, dict[int, Any]] = {}
     todo = [loss.creator_node]
     while todo:
         function = todo.pop()
-        if function is None or id(function) in used:
+        if function is None or function in used:
             continue
-        own = used[id(function)] = {}
+        own = used[function] = {}
         for node in function.inputs:
             todo.append(node.creator_node)
-            if id(node) in numbers:
-                own[numbers[id(node)]] = node
+            if node in numbers:
+                own[numbers[node]] = node
     return used
