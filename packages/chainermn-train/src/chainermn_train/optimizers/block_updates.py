@@ -59,9 +59,15 @@ def _update_in_blocks(rule: Any, param: Any) -> None:
     """Do what the rule's class does in ``update_core_cpu``."""
     update = type(rule).update_core_cpu
     arrays = [param.array, param.grad, *rule.state.values()]
-    if not all([_is_like(array, param.array) for array in arrays]):
-        update(rule, param)
-        return
+    for array in arrays:
+        # All must have the same elements, in one order that a view can have.
+        if (
+            type(array) is not np.ndarray
+            or array.shape != param.shape
+            or not array.flags.c_contiguous
+        ):
+            update(rule, param)
+            return
     flat_param, flat_grad, *flat_states = [array.reshape(-1) for array in arrays]
     rule_of_block = copy(rule)
     for start in range(0, flat_param.size, BLOCK_SIZE):
@@ -71,12 +77,3 @@ def _update_in_blocks(rule: Any, param: Any) -> None:
         block = chainer.Variable(flat_param[part])
         block.grad = flat_grad[part]
         update(rule_of_block, block)
-
-
-def _is_like(array: Any, other: Any) -> bool:
-    """Return whether an array has as many elements, in one order that a view can have."""
-    return (
-        type(array) is np.ndarray
-        and array.shape == other.shape
-        and array.flags.c_contiguous
-    )
