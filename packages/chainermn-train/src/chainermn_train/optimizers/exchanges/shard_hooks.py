@@ -58,7 +58,7 @@ def checked_hooks(optimizer: Any, params: ParameterSet) -> Facts:
 
 def _checked(hooks: dict[str, Any], known: Collection[Any]) -> Facts:
     for name, hook in hooks.items():
-        if _call_of(hook) not in known:
+        if type(hook).__call__ not in known:
             raise ValueError(
                 f"the hook {name!r} ({type(hook).__name__}) may need whole parameters and "
                 "gradients, of which each rank has a part: use sharded=False; these hooks, called "
@@ -84,17 +84,13 @@ def _check_rule(rule: Any) -> None:
             )
 
 
-def _call_of(hook: Any) -> Any:
-    return getattr(type(hook), "__call__", None)  # noqa: B004  (the function itself)
-
-
 def hooks_of_shards(
     communicator: CommunicatorBase, optimizer: Any
 ) -> dict[str, Callable[..., Any]]:
     """Return the optimizer's hooks, with those by norm as they must be for parts."""
     hooks = {}
     for name, hook in optimizer._hookable._pre_update_hooks.items():
-        whole = _BY_NORM.get(_call_of(hook))
+        whole = _BY_NORM.get(type(hook).__call__)
         if whole is not None:
             hook = partial(whole, communicator, hook)
         hooks[name] = hook
