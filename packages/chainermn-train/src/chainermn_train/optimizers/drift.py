@@ -105,16 +105,14 @@ def parts_of(params: Sequence[Any]) -> Iterator[Part]:
         array = get()
         while array is not None and start < array.size:
             stop = start + max(1, nbytes // array.itemsize)
-            yield Part(param, _elements_of(array)[start:stop])
+            # In C order, which doesn't depend on the order in memory.
+            if array.flags.c_contiguous or devices.on_gpu(array):
+                elements = array.ravel()
+            else:
+                elements = array.flat  # without a copy of all elements
+            yield Part(param, elements[start:stop])
             start = stop
             array = get()
-
-
-def _elements_of(array: Any) -> Any:
-    """Return an array's elements in C order, which doesn't depend on their order in memory."""
-    if array.flags.c_contiguous or devices.on_gpu(array):
-        return array.ravel()
-    return array.flat  # without a copy of all elements
 
 
 def _getters_of(params: Sequence[Any]) -> Iterator[tuple[Any, Callable[[], Any]]]:
