@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from functools import partial
 
 import chainer
+import chainer.functions as F
 import numpy as np
 import pytest
 from chainer.training import extensions
@@ -179,6 +180,26 @@ def test_an_array_may_get_another_shape(naive):
     net.second.W.array = net.second.W.array[:, :10]
     train(optimizer, 4, 7)
     assert same_everywhere(naive, net)
+
+
+@pytest.mark.parametrize("remaining", [["first"], []])
+def test_the_errors_of_links_that_are_gone_do_not_count(naive, remaining):
+    optimizer = compressed(naive)
+    train(optimizer, 0, 4)
+    net = optimizer.target
+    for name in {"first", "second"}.difference(remaining):
+        delattr(net, name)
+    inputs = batch_of(naive.rank, width=WIDTH)
+
+    def loss_of_rest():
+        return sum([F.sum(net[name](inputs)) for name in remaining], net.scale * 2)
+
+    optimizer.update(loss_of_rest)
+    errors = [
+        optimizer._updates.exchange._matrices[f"/{name}/W"].error for name in remaining
+    ]
+    expected = np.linalg.norm(np.array(errors))
+    assert optimizer.compression_error == pytest.approx(expected)
 
 
 # What ranks keep.

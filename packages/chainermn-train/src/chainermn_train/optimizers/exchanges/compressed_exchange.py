@@ -67,28 +67,33 @@ class CompressedExchange(GradientExchange):
     def finish(self, params: ParameterSet, scale: float | None, factor: float) -> bool:
         self._tell(params)
         settings = self._settings
-        if not any([is_compressed(settings, param) for param in params.params]):
-            return super().finish(params, scale, factor)
-        self.cancel()  # ranks have agreed by gradients that don't travel
         handshake = self._communicator.handshake
         unit = scale or 1.0
         matrices: list[Any] = []
         others = GradientSet([], scale)
+        kept = {}  # without matrices of links that were taken out of the model
         with raise_together(handshake, OPERATION, meet=False):
             for name, param in params.namedparams():
+                matrix = self._matrices.get(name)
                 if is_compressed(settings, param):
-                    matrix: Any = self._matrices.get(name)
                     # The user may have given it an array of another shape.
-                    if getattr(
-                        matrix, "param", None
-                    ) is not param or matrix.error.shape != shape_of(param):
+                    if (
+                        matrix is None
+                        or matrix.param is not param
+                        or matrix.error.shape != shape_of(param)
+                    ):
                         matrix = first_matrix(settings, name, param)
-                        self._matrices[name] = matrix
                     matrix.make_left(factor / unit)
                     matrices.append(matrix)
                 else:
-                    grad = present_gradient(param)
-                    others.gradients.append(Gradient(name, param, grad))
+                    own = Gradient(name, param, present_gradient(param))
+                    others.gradients.append(own)
+                if matrix is not None:
+                    kept[name] = matrix
+        self._matrices = kept
+        if not matrices:
+            return super().finish(params, scale, factor)
+        self.cancel()  # ranks have agreed by gradients that don't travel
         self._take_means([*matrices, *others.gradients])
 
         # If a mean is missing, no rank has a gradient.
