@@ -92,7 +92,8 @@ class CollectiveUpdate:
         if self.accumulation.is_between:  # no other rank knows of this update
             self.accumulation.num_calls += 1
             if compute_loss is not None:
-                loss = self._loss(compute_loss)
+                loss = compute_loss()
+                self._optimizer.target.cleargrads()
                 self.exchange.backward(self._params, loss, self._scale)
             drop_unused(self._params)
             self._add(1)
@@ -199,7 +200,8 @@ class CollectiveUpdate:
         exchange = self.exchange
         params = self._params
         with self._raising_together():
-            loss = self._loss(compute_loss)
+            loss = compute_loss()
+            self._optimizer.target.cleargrads()
             scale = self._scale
             # If the state is about to be shared, parameters may have no values yet.
             if action is not Action.GO_ON or not exchange.can_send(params, loss):
@@ -210,12 +212,6 @@ class CollectiveUpdate:
             sends = action is Action.GO_ON
             exchange.backward(params, loss, scale, sends)
         return action
-
-    def _loss(self, compute_loss: Callable[[], Any]) -> Any:
-        """Do what :meth:`chainer.GradientMethod.update` does before backward."""
-        loss = compute_loss()
-        self._optimizer.target.cleargrads()
-        return loss
 
     def _agree_on_gradients(
         self, call: str, num_present: int
