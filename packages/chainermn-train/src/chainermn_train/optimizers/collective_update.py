@@ -181,8 +181,9 @@ class CollectiveUpdate:
         their loss.
         """
         action = Action.GO_ON
-        self.state.look_at(self._optimizer.target)
-        if self.state.params is None:
+        params = self.state.params
+        if params is None or not params.is_still_of(self._optimizer.target):
+            self.state.params = None
             action, _ = self._agree(call, can_share_first=can_share_first)
         if action is Action.SHARE:
             self._share()

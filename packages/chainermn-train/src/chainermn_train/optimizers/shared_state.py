@@ -94,11 +94,6 @@ class SharedState:
                 self.params = None  # ranks agree before the next loss
             raise
 
-    def look_at(self, target: Any) -> None:
-        """Record that ranks may have different states if the model has other parameters now."""
-        if self.params is not None and not self.params.is_still_of(target):
-            self.params = None
-
     def needs_sharing(self) -> bool:
         """Return whether ranks may have different states; a loss may initialise parameters."""
         return self.has_failed or self.params is None or self.params.has_new_values()
