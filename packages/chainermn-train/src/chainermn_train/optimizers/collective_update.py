@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from typing import Any
@@ -86,6 +87,21 @@ class CollectiveUpdate:
             self.accumulation,
             self.exchange,
         )
+
+    @contextmanager
+    def recording_failures(self) -> Iterator[None]:
+        """Record whether an update raises an error in the block, perhaps after its loss began.
+
+        The ranks of the optimizer know of it, and may go on. Ranks that hold other
+        parts of the model don't.
+        """
+        try:
+            yield
+        except BaseException:
+            if self._params.parts:
+                self.state.has_failed = True
+                self.state.params = None  # ranks agree before the next loss
+            raise
 
     def update(self, compute_loss: Callable[[], Any] | None) -> None:
         """Do what :meth:`MultiNodeOptimizer.update` does (collective)."""

@@ -196,7 +196,7 @@ class MultiNodeOptimizer(AttributeProxy):
         compute_loss = None
         if lossfun is not None:
             compute_loss = partial(lossfun, *args, **kwds)
-        with self._updates.state.recording_failures(self.target):
+        with self._updates.recording_failures():
             self._updates.update(compute_loss)
         count_update(_num_examples(*args, *kwds.values()))
 
@@ -216,7 +216,7 @@ class MultiNodeOptimizer(AttributeProxy):
                 :meth:`update`; or as :meth:`update` raises it.
             BaseException: the error of the exchange in flight.
         """
-        with self._updates.state.recording_failures(self.target):
+        with self._updates.recording_failures():
             self._updates.flush()
 
     def synchronize(self) -> None:

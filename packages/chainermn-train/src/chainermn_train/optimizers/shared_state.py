@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 from chainermn_comm import CommunicatorBase, RankMismatchError
@@ -78,21 +77,6 @@ class SharedState:
         self.params = ParameterSet(target)
         self.has_failed = False
         self.drift.restart()
-
-    @contextmanager
-    def recording_failures(self, target: Any) -> Iterator[None]:
-        """Record whether an update raises an error in the block, perhaps after its loss began.
-
-        The ranks of the optimizer know of it, and may go on. Ranks that hold other
-        parts of the model don't.
-        """
-        try:
-            yield
-        except BaseException:
-            if (self.params or ParameterSet(target)).parts:
-                self.has_failed = True
-                self.params = None  # ranks agree before the next loss
-            raise
 
     def needs_sharing(self) -> bool:
         """Return whether ranks may have different states; a loss may initialise parameters."""
