@@ -290,7 +290,7 @@ class MultiNodeOptimizer(AttributeProxy):
         pending = exchange.pending
         if pending is not None and not pending.is_of(target):
             pending = None  # of a link that was replaced
-        has_pending = bool(own("in_flight", int(pending is not None)))
+        has_pending = own("in_flight", int(pending is not None))
         if has_pending and is_loaded:
             exchange.load_pending(own["means"], target)
         elif pending is not None:
