@@ -9,7 +9,6 @@ from __future__ import annotations
 import operator
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -44,8 +43,7 @@ MASTER = "float32 value"
 ARRAYS = (STATE, MASTER)
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """A part of the state that is the same on all ranks.
 
     Attributes:
