@@ -162,12 +162,10 @@ class CompressedExchange(GradientExchange):
             elif matrix is not None:
                 own("right", matrix.right)
                 own("error", matrix.error)
-        if not is_loaded:
-            if self._matrices:
+        if self._matrices:
+            if not is_loaded:
                 serializer("ranks", size)
-        elif (
-            rank == size - 1 and saved_value(serializer, "ranks") and not self._matrices
-        ):
+        elif is_loaded and rank == size - 1 and saved_value(serializer, "ranks"):
             # As of another number of ranks, or of rank 0 in a snapshot for all.
             warnings.warn(
                 "PowerSGD goes on without its errors: what is loaded has none of this rank",
