@@ -282,9 +282,8 @@ class MultiNodeOptimizer(AttributeProxy):
         own = serializer["chainermn"]
         serialize_settings(optimizer, own)
         serialize_state(optimizer, serializer)
-        if (
-            is_loaded and saved_value(own, "in_flight") is None
-        ):  # Chainer's own snapshot
+        # A snapshot of Chainer's own optimizer has nothing else.
+        if is_loaded and saved_value(own, "in_flight") is None:
             return
         raise_if_any(exchange.failure())
         pending = exchange.pending
