@@ -128,12 +128,11 @@ def serialize_masters(optimizer: Any, serializer: Any) -> None:
     is_loaded = isinstance(serializer, chainer.Deserializer)
     for name, param in named_parameters(optimizer.target):
         key = name.lstrip("/")
-        if not hasattr(param.update_rule, "_fp32_param"):
-            continue
-        if is_loaded:
+        master = master_of(param)
+        if is_loaded and hasattr(param.update_rule, "_fp32_param"):
             set_master(param, saved_value(serializer, key))
-        elif master_of(param) is not None:
-            serializer(key, master_of(param))
+        elif master is not None:
+            serializer(key, master)
 
 
 def saved_value(serializer: Any, key: str) -> Any:
