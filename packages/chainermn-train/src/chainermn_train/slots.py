@@ -265,9 +265,8 @@ def scaling_checksum(optimizer: Any) -> int:
     """
     if getattr(optimizer, "_loss_scale", None) is None:
         return 0
-    scaling = scaling_of(optimizer)
     # As floats, since 128 and 128.0 are the same scale.
-    numbers = [float(value or 0) for value in scaling.values()]
+    numbers = [float(value or 0) for value in scaling_of(optimizer).values()]
     return zlib.crc32(repr(numbers).encode())
 
 
