@@ -26,7 +26,6 @@ from chainermn_train import (
     create_multi_node_optimizer,
     multi_node_snapshot,
 )
-from chainermn_train.optimizers.exchanges import buckets
 from tests.support.doubles.synchronizations import written_down
 from tests.support.training.checkpoints import Loop, make_checkpointer
 from tests.support.training.trainers import (
@@ -41,7 +40,8 @@ from tests.support.worlds.topologies import on_nodes
 pytestmark = [pytest.mark.world, pytest.mark.sizes(1, 2, 3, 4)]
 
 WIDTH = 40
-PARAMETER_FILE = "chainermn_train.optimizers.exchanges.parameter_file"
+EXCHANGES = "chainermn_train.optimizers.exchanges"
+PARAMETER_FILE = f"{EXCHANGES}.parameter_file"
 RULES = [
     optimizers.AdaGrad,
     optimizers.Adam,
@@ -107,8 +107,9 @@ def batch(rank, number):
 
 
 def make(comm, rule=optimizers.Adam, sharded=True, seed=0, **settings):
-    settings |= {"overlap": False, "sharded": sharded}
-    optimizer = create_multi_node_optimizer(rule(), comm, **settings)
+    if not sharded:
+        settings["overlap"] = False
+    optimizer = create_multi_node_optimizer(rule(), comm, sharded=sharded, **settings)
     return optimizer.setup(Net(seed))
 
 
@@ -542,7 +543,7 @@ def test_a_machine_has_parameters_once_and_states_in_parts(naive):
 @pytest.fixture
 def machines(naive, monkeypatch):
     """Ranks on two machines; each parameter goes by itself."""
-    monkeypatch.setattr(buckets, "BUCKET_BYTES", 4)
+    monkeypatch.setattr(f"{EXCHANGES}.buckets.BUCKET_BYTES", 4)
     comm = on_nodes([0, 1, 0, 1][: naive.size])
     yield comm
     comm.finalize()
@@ -603,6 +604,13 @@ def test_values_that_fail_to_travel_are_made_good_by_rank_0s_state(
     bits = whole_state(optimizer)
     assert machines.allgather_obj(bits).count(bits) == machines.size
     assert same_everywhere(machines, optimizer.target)
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_values_travel_within_the_step_without_overlap(machines, monkeypatch):
+    monkeypatch.delattr("chainermn_train.background_thread.BackgroundThread.start")
+    optimizer = train(make(machines, overlap=False), 0, 1)
+    assert_alike(optimizer, train(make(machines, sharded=False), 0, 1))
 
 
 @pytest.mark.sizes(2, 3, 4)

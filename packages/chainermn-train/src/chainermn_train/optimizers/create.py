@@ -91,9 +91,9 @@ def create_multi_node_optimizer(
             parameter has this rank's own gradient, not the mean, and update rules have
             no ``state``. No parameter may have two sharded optimizers. Checkpoints of
             :func:`create_multi_node_checkpointer` and :func:`multi_node_snapshot` hold
-            the whole state, for any number of ranks, sharded or not. ``overlap`` is
-            ignored: over several machines new values always travel while the next
-            forward computes, and reading a parameter waits until its values are there.
+            the whole state, for any number of ranks, sharded or not. Over several
+            machines new values travel while the next forward computes, unless
+            ``overlap`` is False: reading a parameter waits until its values are there.
         compression: makes gradients smaller for a slow network: a :class:`PowerSGD`, or
             ``"float16"`` or ``"bfloat16"``, in which this optimizer's gradients travel
             on a communicator without an ``allreduce_grad_dtype``.
@@ -152,7 +152,9 @@ def create_multi_node_optimizer(
     if compression is not None and not isinstance(compression, PowerSGD):
         sending = NarrowedCommunicator(comm, compression)
     if sharded:
-        exchange: GradientExchange = ShardedExchange(comm, zero_fill)
+        exchange: GradientExchange = ShardedExchange(
+            comm, zero_fill, overlap is not False
+        )
     elif isinstance(compression, PowerSGD):
         if overlap or double_buffering:
             raise ValueError(

@@ -61,8 +61,15 @@ class ShardedExchange(GradientExchange):
 
     is_sharded = True
 
-    def __init__(self, communicator: CommunicatorBase, zero_fill: bool) -> None:
+    def __init__(
+        self, communicator: CommunicatorBase, zero_fill: bool, overlaps: bool
+    ) -> None:
+        """Exchange on ``communicator``; not collective.
+
+        With ``overlaps`` values go to other machines while ranks compute.
+        """
         super().__init__(communicator, zero_fill)
+        self._overlaps = overlaps
         self._file: Any = None  # the `ParameterFile`, once there is one
         # Those of all parameters that had values when they came into the file.
         self._shards: list[Shard] = []
@@ -335,9 +342,9 @@ class ShardedExchange(GradientExchange):
         return {rank: dict(zip(terms[rank], rows, strict=True))}
 
     def _send_values(self) -> None:
-        """Begin to exchange values with other machines, while this rank computes (collective).
+        """Exchange values with other machines, perhaps while this rank computes (collective).
 
-        Reading a parameter waits until all its values are there.
+        Then reading a parameter waits until all its values are there.
         """
         if self.channel is None:
             self.channel = make_channel(self._communicator, None)
@@ -356,6 +363,9 @@ class ShardedExchange(GradientExchange):
                     arrived.set()
 
         self._thread = BackgroundThread(exchange)
+        if not self._overlaps:
+            self.wait()
+            return
         self._thread.start()
         for bucket, arrived in buckets:
             for shard in self._shards[bucket]:
