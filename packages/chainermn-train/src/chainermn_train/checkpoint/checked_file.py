@@ -6,7 +6,7 @@ import json
 import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, TypeAlias
+from typing import BinaryIO
 
 import numpy as np
 
@@ -18,7 +18,7 @@ RESERVED_PREFIX = "chainermn-file/"
 _HEADER = RESERVED_PREFIX + "header"
 _FORMAT = 5
 # Arrays in C order, by name.
-State: TypeAlias = dict[str, np.ndarray]
+State = dict[str, np.ndarray]
 
 
 class DamagedError(ValueError):

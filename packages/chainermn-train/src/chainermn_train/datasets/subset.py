@@ -22,7 +22,6 @@ from .shared_arrays import SharedArray
 
 # Returns what stands for the rows at int64 indices of an array, whose dtype has no objects.
 TakeRows = Callable[[np.ndarray, np.ndarray], Any]
-_Splitter = Callable[[Any, np.ndarray, TakeRows], Any]
 
 
 def subset(
@@ -157,7 +156,7 @@ def _split_concatenated(dataset: Any, indices: np.ndarray, take: TakeRows) -> An
     return view(_with(dataset, _datasets=parts), np.argsort(grouped))
 
 
-def _replacing(attribute: str) -> _Splitter:
+def _replacing(attribute: str) -> Callable[..., Any]:
     """Return a splitter of the data set in ``attribute``; all other attributes stay."""
 
     def split(dataset: Any, indices: np.ndarray, take: TakeRows) -> Any:
