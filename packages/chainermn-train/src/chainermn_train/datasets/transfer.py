@@ -88,24 +88,23 @@ class _Rows:
     def __init__(self) -> None:
         self.shared = SharedBytes()
         self._taken: list[tuple[np.ndarray, np.ndarray, SharedArray]] = []
+        self._end = 0  # the number of bytes
 
     def take(self, source: np.ndarray, indices: np.ndarray) -> SharedArray:
         """Return the array that :meth:`copy` copies the rows into."""
-        begin = 0
         for known, chosen, array in self._taken:
             # One array may be both the inputs and the targets of a data set.
             if known is source and chosen is indices:
                 return array
-            begin = array.end
         shape = (len(indices), *source.shape[1:])
-        array = SharedArray(self.shared, begin, shape, source.dtype)
+        array = SharedArray(self.shared, self._end, shape, source.dtype)
+        self._end = array.end
         self._taken.append((source, indices, array))
         return array
 
     def copy(self) -> Any:
         """Copy the rows into memory of this process, and return all bytes of it."""
-        if self._taken:
-            self.shared.content = np.empty(self._taken[-1][-1].end, np.uint8)
+        self.shared.content = np.empty(self._end, np.uint8)
         for source, indices, array in self._taken:
             # In the mode "raise", the rows would go through a buffer.
             np.take(source, indices, 0, array.array, "clip")
