@@ -88,7 +88,7 @@ def region(kind: str) -> Iterator[None]:
     try:
         yield
     finally:
-        setattr(clock.times, kind, getattr(clock.times, kind) + clock.now() - start)
+        vars(clock.times)[kind] += clock.now() - start
         _thread.clock = clock
 
 
