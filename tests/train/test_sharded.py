@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
+import signal
 import threading
+import time
 from collections import Counter
 from itertools import count
 from pathlib import Path
@@ -581,7 +584,7 @@ def test_reading_a_parameter_waits_for_its_own_values_alone(machines, monkeypatc
 
 
 @pytest.mark.sizes(2, 3, 4)
-def test_values_that_fail_to_travel_are_made_good_by_rank_0s_state(
+def test_values_that_fail_to_travel_raise_until_ranks_synchronize(
     machines, monkeypatch
 ):
     optimizer = train(make(machines, optimizers.MomentumSGD), 0)
@@ -595,15 +598,83 @@ def test_values_that_fail_to_travel_are_made_good_by_rank_0s_state(
         if machines.rank == 1:
             patch.setattr(channel, "alltoall", lambda sent: exchange([None, *sent[1:]]))
         train(optimizer, 1)
-        with pytest.raises(error):
-            whole_state(optimizer)  # as for a checkpoint
-        with pytest.raises(error):
-            train(optimizer, 2)
-    train(optimizer, 3, 4)
-    assert optimizer.t == 3  # of 0, 1 and 4
+        for fail in (
+            lambda: optimizer.target.first.W.array,
+            lambda: whole_state(optimizer),  # as for a checkpoint
+            lambda: train(optimizer, 2),
+            lambda: train(optimizer, 3),
+        ):
+            with pytest.raises(error):
+                fail()
+    optimizer.synchronize()
+    train(optimizer, 4, 5)
+    assert optimizer.t == 4  # of 0, 1, 4 and 5
     bits = whole_state(optimizer)
     assert machines.allgather_obj(bits).count(bits) == machines.size
     assert same_everywhere(machines, optimizer.target)
+
+
+def let_values_be_late(optimizer, monkeypatch):
+    parameter_bits(optimizer.target)  # so that all values have come
+    channel = optimizer._updates.exchange.channel
+    exchange = channel.alltoall
+
+    def late(sent):
+        time.sleep(0.03)
+        return exchange(sent)
+
+    monkeypatch.setattr(channel, "alltoall", late)
+
+
+def write_one_by_one(optimizer):
+    for param in optimizer.target.params():
+        param.array[...] = param.array.clip(-0.1, 0.1)
+
+
+@pytest.mark.sizes(2, 3, 4)
+@pytest.mark.parametrize("change", [write_one_by_one, *BETWEEN])
+def test_users_may_change_all_while_values_travel(machines, monkeypatch, change):
+    made = []
+    for sharded in True, False:
+        optimizer = train(make(machines, sharded=sharded), 0)
+        if sharded:
+            let_values_be_late(optimizer, monkeypatch)
+        train(optimizer, 1)
+        optimizer = change(optimizer) or optimizer
+        made.append(train(optimizer, 2, 3))
+    assert_alike(*made)
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_copies_that_share_arrays_wait_for_values(machines, monkeypatch):
+    optimizer = train(make(machines), 0)
+    twin = optimizer.target.copy()
+    let_values_be_late(optimizer, monkeypatch)
+    train(optimizer, 1)
+    assert parameter_bits(twin) == parameter_bits(optimizer.target)
+    assert_alike(optimizer, train(make(machines, sharded=False), 0, 1))
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_a_fork_waits_for_values(machines, monkeypatch):
+    """The new process has no thread in which they could come."""
+    optimizer = train(make(machines), 0)
+    let_values_be_late(optimizer, monkeypatch)
+    train(optimizer, 1)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # ends a wait
+        parameter_bits(optimizer.target)
+        os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_two_parameters_of_one_array_are_refused(naive):
+    net = Net(0)
+    net.second.b.array = net.first.b.array
+    optimizer = create_multi_node_optimizer(optimizers.SGD(), naive, sharded=True)
+    with pytest.raises(ValueError, match=r"/second/b has the same array as /first/b"):
+        train(optimizer.setup(net), 0, 1)
 
 
 @pytest.mark.sizes(2, 3, 4)

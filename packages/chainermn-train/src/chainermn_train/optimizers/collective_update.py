@@ -275,12 +275,7 @@ class CollectiveUpdate:
             if params.parts and self.state.has_failed:
                 raise RuntimeError(OUT_OF_STEP)
             refuse_hooks_by_norm(self._optimizer, params.parts)
-            try:
-                exchange.wait()
-            except BaseException:
-                # Parameters may lack what other ranks have stepped.
-                self.state.has_failed = exchange.is_sharded
-                raise
+            exchange.wait()
             row = Row(
                 needs_sharing=self.state.needs_sharing(),
                 can_share_first=can_share_first and not params.uninitialized,

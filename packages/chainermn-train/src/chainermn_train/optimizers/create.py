@@ -92,8 +92,9 @@ def create_multi_node_optimizer(
             no ``state``. No parameter may have two sharded optimizers. Checkpoints of
             :func:`create_multi_node_checkpointer` and :func:`multi_node_snapshot` hold
             the whole state, for any number of ranks, sharded or not. Over several
-            machines new values travel while the next forward computes, unless
-            ``overlap`` is False: reading a parameter waits until its values are there.
+            machines new values travel while ``update(lossfun, ...)`` computes the next
+            loss, unless ``overlap`` is False: reading a parameter, or its ``shape``,
+            waits until its values are there.
         compression: makes gradients smaller for a slow network: a :class:`PowerSGD`, or
             ``"float16"`` or ``"bfloat16"``, in which this optimizer's gradients travel
             on a communicator without an ``allreduce_grad_dtype``.

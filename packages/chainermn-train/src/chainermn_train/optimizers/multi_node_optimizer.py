@@ -192,6 +192,9 @@ class MultiNodeOptimizer(AttributeProxy):
                 next collective update raises RuntimeError (PeerError on the others).
                 All ranks may go on after they have loaded a checkpoint; or after
                 :meth:`synchronize`, if all ranks of the model have skipped the update.
+                If the optimizer is ``sharded`` and new values couldn't travel to other
+                machines, reading them and all updates raise this error, until all ranks
+                call :meth:`synchronize`.
         """
         compute_loss = None
         if lossfun is not None:

@@ -13,7 +13,7 @@ import numpy as np
 from chainermn_comm import CommunicatorBase
 
 from ...collective_errors import allgather_checked, raise_together
-from ...nameless_files import LINE_BYTES, FileReference, reserve
+from ...nameless_files import FileReference, reserve
 from ..agreement import OPERATION
 from .machines import Machines
 
@@ -50,12 +50,14 @@ class ParameterFile:
     def __init__(self, communicator: CommunicatorBase, forms: Sequence[Form]) -> None:
         """Make a file on each machine, which its ranks map (collective)."""
         self.forms = list(forms)
-        begins = [0]  # of each array, and where all end
+        # Where each array begins, and where all end. Each begins at a page: if the user
+        # writes to an array, values of others that arrive later must still be seen.
+        begins = [0]
         for form in forms:
-            lines = -(-math.prod(form.shape) * form.dtype.itemsize // LINE_BYTES)
-            begins.append(begins[-1] + lines * LINE_BYTES)
-        self._pages = max(1, -(-begins[-1] // mmap.PAGESIZE))
-        nbytes = self._pages * mmap.PAGESIZE
+            pages = -(-math.prod(form.shape) * form.dtype.itemsize // mmap.PAGESIZE)
+            begins.append(begins[-1] + pages * mmap.PAGESIZE)
+        nbytes = max(mmap.PAGESIZE, begins[-1])
+        self._pages = nbytes // mmap.PAGESIZE
         size = nbytes * (1 + communicator.intra_size)
         self._own, shared, by_rank = _map_together(communicator, nbytes, size)
         self.machines = Machines(by_rank, communicator.rank)

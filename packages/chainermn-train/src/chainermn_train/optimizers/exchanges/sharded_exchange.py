@@ -6,8 +6,8 @@ parts, steps along them, and writes the new values, which all ranks see. Between
 rank has the state of its parts, and update rules have none.
 
 Over several machines, one rank of each adds up its machine's gradients for a part, and
-sends the sums to the part's rank. That rank sends the new values back while the next
-forward computes.
+sends the sums to the part's rank. That rank sends the new values back, by default while
+the next forward computes.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -32,7 +33,7 @@ from ..agreement import OPERATION
 from ..block_updates import step_in_blocks
 from ..gradient_set import multiply_gradients, present_gradient
 from ..parameter_set import ParameterSet
-from .awaited_array import AwaitedArray
+from .awaited_array import await_values, stop_waiting
 from .buckets import bounds_of
 from .gradient_exchange import GradientExchange, make_channel
 from .parameter_file import Form, ParameterFile
@@ -168,6 +169,8 @@ class ShardedExchange(GradientExchange):
 
     def drop(self) -> None:
         super().drop()
+        for shard in self._shards:
+            stop_waiting(shard.param)
         self._are_in_file = False
 
     # States.
@@ -178,11 +181,11 @@ class ShardedExchange(GradientExchange):
     def gather_states(self, optimizer: Any) -> None:
         named = named_parameters(optimizer.target)
 
-        rows = allgather_checked(
-            self._communicator,
-            OPERATION,
-            lambda: {name: self._state_of(param) for name, param in named},
-        )
+        def own() -> dict[str, State]:
+            raise_if_any(self.failure())  # a checkpoint has parameters, too
+            return {name: self._state_of(param) for name, param in named}
+
+        rows = allgather_checked(self._communicator, OPERATION, own)
         for name, param in named:
             parts = [row.get(name) for row in rows]
             if all(parts) and not state_of(param):
@@ -198,7 +201,6 @@ class ShardedExchange(GradientExchange):
 
     @contextmanager
     def whole_states(self, optimizer: Any) -> Iterator[None]:
-        raise_if_any(self.failure())  # a checkpoint has parameters, too
         lacking = [it.param for it in self._shards if not state_of(it.param)]
         self.gather_states(optimizer)
         self._are_gathered = True
@@ -249,11 +251,18 @@ class ShardedExchange(GradientExchange):
             # Copies: an array may be a view of the file, also of another parameter, and
             # no rank writes there before all have read.
             parts = []
+            names: dict[int, str] = {}  # of parameters, by their arrays
             for name, param in named:
                 if type(param.array) is not np.ndarray or param.dtype.kind != "f":
                     raise ValueError(
                         f"{name} has no real numbers in host memory (NumPy's arrays), as "
                         "sharded=True needs"
+                    )
+                other = names.setdefault(id(param.array), name)
+                if other != name:
+                    raise ValueError(
+                        f"{name} has the same array as {other}, as a copy by link.copy() has: with "
+                        "sharded=True let both links have the same parameter"
                     )
                 parts.append(param.array.reshape(-1)[self._part_of(param)].copy())
             forms = [Form(name, it.dtype, it.shape) for name, it in named]
@@ -344,32 +353,37 @@ class ShardedExchange(GradientExchange):
     def _send_values(self) -> None:
         """Exchange values with other machines, perhaps while this rank computes (collective).
 
-        Then reading a parameter waits until all its values are there.
+        Then reading a parameter waits until all its values are there. If they can't come,
+        it raises, until gradients are dropped because all ranks get rank 0's state.
         """
         if self.channel is None:
             self.channel = make_channel(self._communicator, None)
         channel = self.channel
         bounds = bounds_of(self._file.parameters)
-        buckets = [(slice(*each), threading.Event()) for each in pairwise(bounds)]
+        buckets: list[tuple[slice, Future[None]]] = [
+            (slice(*each), Future()) for each in pairwise(bounds)
+        ]
 
         def exchange(wait_requested: threading.Event) -> None:
             try:
                 with patient_waits(wait_requested):
-                    for bucket, arrived in buckets:
+                    for bucket, arrival in buckets:
                         self._exchange_values(channel, bucket)
-                        arrived.set()
-            finally:
-                for _, arrived in buckets:
-                    arrived.set()
+                        arrival.set_result(None)
+            except BaseException as error:
+                for _, arrival in buckets:
+                    if not arrival.done():
+                        arrival.set_exception(error)
+                raise
 
         self._thread = BackgroundThread(exchange)
         if not self._overlaps:
             self.wait()
             return
         self._thread.start()
-        for bucket, arrived in buckets:
+        for bucket, arrival in buckets:
             for shard in self._shards[bucket]:
-                shard.param._data = AwaitedArray(shard.array, arrived)
+                await_values(shard.param, arrival)
 
     def _exchange_values(self, communicator: CommunicatorBase, bucket: slice) -> None:
         """Exchange the values of a bucket of parameters with other machines (collective)."""
