@@ -24,9 +24,9 @@ import numpy as np
 from chainermn_comm import create_communicator
 
 comm = create_communicator("naive")
-for turn in range(40):
+for turn in range(12):
     if rank == 1:
-        time.sleep(0.02)
+        time.sleep(0.3)
     comm.allreduce(np.ones(1000, "f4"))
 if rank == 0:
     comm.send(np.ones(10), 1, 3)
@@ -60,7 +60,7 @@ def test_ranks_with_other_clocks_are_aligned_and_the_late_one_is_named(tmp_path)
     for event in json.loads(merged.read_text()):
         if event["name"] == "allreduce" and event["ph"] == "X":
             late += event["args"].get("waited_for") == 1
-    assert late > 40  # of 80: most
+    assert late > 12  # of 24 in all: most
 
 
 KILLED = """
