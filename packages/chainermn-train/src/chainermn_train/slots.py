@@ -278,7 +278,8 @@ def is_array(value: Any) -> bool:
     return isinstance(value, chainer.get_array_types()) and value.dtype.kind in "biufc"
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Return whether a value is one number."""
     return isinstance(value, int | float) or getattr(value, "ndim", None) == 0
 
 
@@ -298,7 +299,7 @@ def _shown(fact: Any) -> str:
     fact = _fact(True, fact)
     if isinstance(fact, ArrayForm):
         return f"{fact.dtype} {fact.shape}, checksum {fact.checksum}"
-    if _is_number(fact):
+    if is_number(fact):
         return str(float(fact)).removesuffix(".0")
     return str(fact)
 
@@ -311,7 +312,7 @@ def numbers_of(holder: Any) -> dict[str, Any]:
     return {
         name: value[()] if hasattr(value, "dtype") else value
         for name, value in getattr(holder, "__dict__", {}).items()
-        if not name.startswith("_") and (_is_number(value) or is_array(value))
+        if not name.startswith("_") and (is_number(value) or is_array(value))
     }
 
 

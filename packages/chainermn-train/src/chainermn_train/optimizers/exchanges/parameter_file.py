@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,11 +18,11 @@ from ...nameless_files import FileReference, reserve
 from ..agreement import OPERATION
 from .machines import Machines
 
-# Bits of an entry of /proc/self/pagemap: whether a page is there, or was swapped out,
-# and whether the page is the file's.
-_IS_THERE = np.uint64(0b11 << 62)
-_IS_OF_FILE = np.uint64(1 << 61)
+# An entry of /proc/self/pagemap begins, in its highest byte, with bits that say whether a
+# page is there, whether it was swapped out, and whether it is the file's.
 _ENTRY_BYTES = 8
+_HIGHEST_BYTE = 7 if sys.byteorder == "little" else 0
+_NOT_OWN = bytes([it for it in range(256) if it >> 6 == 0 or it >> 5 & 1])
 
 
 class Form(NamedTuple):
@@ -60,6 +61,8 @@ class ParameterFile:
         self._pages = nbytes // mmap.PAGESIZE
         size = nbytes * (1 + communicator.intra_size)
         self._own, shared, by_rank = _map_together(communicator, nbytes, size)
+        address = np.frombuffer(self._own, np.uint8).ctypes.data
+        self._first_entry = address // mmap.PAGESIZE * _ENTRY_BYTES
         self.machines = Machines(by_rank, communicator.rank)
         self.arrays = [
             np.ndarray(form.shape, form.dtype, self._own, begin)
@@ -79,17 +82,15 @@ class ParameterFile:
 
     def has_own_writes(self) -> bool:
         """Return whether this process may have changed parameters that it should only read."""
-        address = np.frombuffer(self._own, np.uint8).ctypes.data
         try:
             with open("/proc/self/pagemap", "rb", buffering=0) as pagemap:
-                pagemap.seek(address // mmap.PAGESIZE * _ENTRY_BYTES)
-                entries = np.frombuffer(
-                    pagemap.read(self._pages * _ENTRY_BYTES), np.uint64
-                )
+                pagemap.seek(self._first_entry)
+                entries = pagemap.read(self._pages * _ENTRY_BYTES)
         except OSError:  # not every kernel has it
             return True
-        is_own = (entries & _IS_THERE > 0) & (entries & _IS_OF_FILE == 0)
-        return len(entries) < self._pages or bool(is_own.any())
+        highest_bytes = entries[_HIGHEST_BYTE::_ENTRY_BYTES]
+        own = highest_bytes.translate(None, _NOT_OWN)
+        return len(highest_bytes) < self._pages or len(own) > 0
 
     def drop_own_writes(self) -> None:
         """Let this process read what is in the file."""

@@ -323,8 +323,9 @@ class ShardedExchange(GradientExchange):
     def _take_means(self, terms: Terms, scale: float | None) -> None:
         """Give this rank's parts the means of all ranks' gradients."""
         communicator = self._communicator
-        # No other rank writes to this rank's parts of its gradients.
-        places = self._file.gradients[communicator.rank]
+        # Nobody else needs this rank's parts of another rank's gradients any more.
+        gradients = self._file.gradients
+        places = gradients[max(gradients, key=communicator.rank.__ne__)]
         for number, shard in enumerate(self._shards):
             piece = shard.piece
             piece.cleargrad()
