@@ -242,8 +242,7 @@ class CheckpointFolder:
         for file in files.values():
             shared |= file.shared
         states = [{**shared, **files[rank].own} for rank in range(size)]
-        own = wanted[comm.rank]
-        return Checkpoint(number, states, own, shared)
+        return Checkpoint(number, states, wanted[comm.rank], shared)
 
     def _read_file(self, number: SaveNumber, rank: int) -> RankFile:
         """Return the contents of a file (not collective).
