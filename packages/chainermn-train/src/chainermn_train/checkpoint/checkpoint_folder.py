@@ -176,7 +176,6 @@ class CheckpointFolder:
         files = self.files
         found = None
         problems = []
-        iterations = set()
         # Whether a save has other problems than a killed job leaves.
         is_lost = False
         for number in sorted(self._readers, reverse=True):
@@ -188,8 +187,8 @@ class CheckpointFolder:
                 problems.append(f"{names} is incomplete: {error}")
                 is_lost = is_lost or not isinstance(error, _IncompleteError)
             self._incomplete.add(number)
-            iterations.add(number.iteration)
         text = "; ".join(problems)
+        iterations = {number.iteration for number in self._readers}
         if found is None and (is_lost or len(iterations) > 1):
             raise RuntimeError(
                 f"rank {self._comm.rank}: nothing of {files.name!r} in {files.path} is complete: "
