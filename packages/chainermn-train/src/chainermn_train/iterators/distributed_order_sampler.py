@@ -108,21 +108,20 @@ class DistributedOrderSampler(OrderSampler):
             ValueError: ``current_order`` belongs to another data set, seed or number of
                 ranks, or ``drop_last`` leaves no example.
         """
-        count = len(current_order)
-        following = EpochPosition(0, 0, count)
-        expected = np.arange(count)
+        begin = EpochPosition(-1, 0, len(current_order))  # before the first epoch
+        expected = np.arange(begin.examples)
         if isinstance(current_order, DistributedOrder):
             begin = current_order.position
-            following = EpochPosition(begin.epoch + 1, 0, begin.examples)
             expected = self.order_at(begin)[0]
         if not np.array_equal(current_order, expected):
             raise ValueError(
                 f"rank {self._rank}: the order of this iterator isn't one that "
                 f"DistributedOrderSampler(seed={self.seed}, drop_last={self.drop_last}) gives to a "
-                f"rank of {self._size} for {following.examples} examples: was it loaded from a "
+                f"rank of {self._size} for {begin.examples} examples: was it loaded from a "
                 "snapshot of another data set, seed or number of ranks? A multi-node checkpointer "
                 "can go on with another number of ranks"
             )
+        following = EpochPosition(begin.epoch + 1, 0, begin.examples)
         return self.order_at(following)[0]
 
     def order_at(self, begin: EpochPosition) -> tuple[DistributedOrder, int]:
