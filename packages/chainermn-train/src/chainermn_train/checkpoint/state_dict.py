@@ -137,14 +137,14 @@ class _CheckedDeserializer(NpzDeserializer):
         return child
 
     def __call__(self, key: str, value: Any) -> Any:
-        shape = getattr(value, "shape", None)
         name = self.path + key.lstrip("/")
         self.read.add(name)
-        if value is None and name not in self.npz and self._is_of_rule_without_state():
-            return None
-        if shape is None or name not in self.npz:
-            return super().__call__(key, value)
-        stored = self.npz[name]
+        stored = self.npz.get(name)
+        if stored is None:
+            if value is None and self._is_of_rule_without_state():
+                return None
+            return super().__call__(key, value)  # which raises KeyError
+        shape = getattr(value, "shape", stored.shape)
         if stored.dtype != object and stored.shape != shape:
             raise StateError(
                 f"{name!r} has shape {stored.shape} in the stored state and {shape} here: it "
