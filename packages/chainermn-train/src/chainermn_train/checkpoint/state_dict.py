@@ -141,7 +141,10 @@ class _CheckedDeserializer(NpzDeserializer):
         self.read.add(name)
         stored = self.npz.get(name)
         if stored is None:
-            if value is None and self._is_of_rule_without_state():
+            # Chainer's own optimizers ask for the state of an update rule that had none,
+            # because its parameter had no values. Multi-node optimizers don't ask.
+            param = self.npz.get(self.path.replace("optimizer:", "model:").rstrip("/"))
+            if value is None and param is not None and param.dtype == object:
                 return None
             return super().__call__(key, value)  # which raises KeyError
         shape = getattr(value, "shape", stored.shape)
@@ -158,12 +161,3 @@ class _CheckedDeserializer(NpzDeserializer):
                 "here: make the model with the same chainer.config.dtype"
             )
         return super().__call__(key, value)
-
-    def _is_of_rule_without_state(self) -> bool:
-        """Return whether this path's update rule had no state because its parameter had no values.
-
-        For such a rule, Chainer's own optimizers would raise KeyError. Multi-node
-        optimizers don't ask for the state.
-        """
-        param = self.path.replace("optimizer:", "model:").rstrip("/")
-        return param in self.npz and self.npz[param].dtype == object
