@@ -56,20 +56,16 @@ class RunFiles:
     def listing(self) -> list[tuple[SaveNumber, int]]:
         """Return the save's number and the rank that the name of each complete file contains."""
         return [
-            (self.number_of(match), int(match["rank"])) for match in self._matches("")
+            (self.number_of(match), int(match["rank"])) for match in self.matches("")
         ]
 
-    def remove_unfinished(self) -> None:
-        """Remove incomplete files; other ranks may remove the same files meanwhile."""
-        for match in self._matches(TEMPORARY):
-            (self.path / match[0]).unlink(missing_ok=True)
-
-    def _matches(self, suffix: str) -> Iterator[re.Match[str]]:
+    def matches(self, suffix: str) -> Iterator[re.Match[str]]:
+        """Match the pattern, and a suffix behind it, with the names of all files."""
         if not self.path.is_dir():
             return
-        pattern = re.compile(self.pattern + re.escape(suffix), re.A)
+        pattern = self.pattern + re.escape(suffix)
         for name in os.listdir(self.path):
-            if match := pattern.fullmatch(name):
+            if match := re.fullmatch(pattern, name, re.A):
                 yield match
 
 
@@ -161,7 +157,9 @@ class CheckpointFolder:
                 weakref.finalize(self, self._lock.close)
         self._scan()  # another job may have saved since a load
         with raise_together(comm.handshake, OPERATION):
-            self.files.remove_unfinished()
+            for match in self.files.matches(TEMPORARY):
+                # Other ranks may remove the same files meanwhile.
+                (path / match[0]).unlink(missing_ok=True)
         self.is_begun = True
 
     def newest(self) -> Checkpoint | None:
