@@ -419,6 +419,18 @@ def test_a_state_may_be_loaded_before_parameters_have_values(naive):
     assert same_everywhere(naive, model)
 
 
+def test_ranks_compare_nothing_where_nobody_writes(comm, monkeypatch):
+    optimizer = train(make(comm), 0)
+    with monkeypatch.context() as patched:
+        patched.delattr("chainermn_train.optimizers.shared_state.SharedState.compare")
+        train(optimizer, 1, 2)
+        optimizer.target.scale.array[...] = 1
+        with pytest.raises(AttributeError, match="compare"):
+            train(optimizer, 3)
+    train(optimizer, 4)
+    assert same_everywhere(comm, optimizer.target)
+
+
 def test_written_pages_are_found_where_the_kernel_doesnt_tell(naive, monkeypatch):
     def fail(*args, **kwds):
         raise FileNotFoundError
