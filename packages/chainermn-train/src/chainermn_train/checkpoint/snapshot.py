@@ -136,14 +136,10 @@ class MultiNodeSnapshot(Extension):
         self._comm = comm
         self._sets = sets
         self._named = len(named)
-        self._set_of = [
-            number
-            for rank in range(comm.size)
-            for number, ranks in enumerate(sets)
-            if rank in ranks
-        ]
-        self._set = self._set_of[comm.rank]
-        self._leads = sets[self._set][0] == comm.rank
+        for number, ranks in enumerate(sets):
+            if comm.rank in ranks:
+                self._set = number
+                self._leads = ranks[0] == comm.rank
         self._autoload = snapshot.autoload
         self._snapshot = copy.copy(snapshot)
         self._snapshot.autoload = False
@@ -263,7 +259,8 @@ class MultiNodeSnapshot(Extension):
     def _load(self, trainer: Any) -> None:
         comm = self._comm
         files = self._files(trainer)
-        found = CheckpointFolder(comm, files, self._set_of).newest()
+        wanted = comm.allgather_obj(self._set)
+        found = CheckpointFolder(comm, files, wanted).newest()
         if found is None:
             return
         # The ranks that were not named may have made one more set.
