@@ -278,8 +278,12 @@ def is_array(value: Any) -> bool:
     return isinstance(value, chainer.get_array_types()) and value.dtype.kind in "biufc"
 
 
-def is_number(value: Any) -> bool:
-    """Return whether a value is one number."""
+def has_elements(value: Any) -> bool:
+    """Return whether a hyperparameter may have a value for each element of a parameter."""
+    return not _is_number(value) and np.ndim(value) > 0
+
+
+def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) or getattr(value, "ndim", None) == 0
 
 
@@ -299,7 +303,7 @@ def _shown(fact: Any) -> str:
     fact = _fact(True, fact)
     if isinstance(fact, ArrayForm):
         return f"{fact.dtype} {fact.shape}, checksum {fact.checksum}"
-    if is_number(fact):
+    if _is_number(fact):
         return str(float(fact)).removesuffix(".0")
     return str(fact)
 
@@ -312,7 +316,7 @@ def numbers_of(holder: Any) -> dict[str, Any]:
     return {
         name: value[()] if hasattr(value, "dtype") else value
         for name, value in getattr(holder, "__dict__", {}).items()
-        if not name.startswith("_") and (is_number(value) or is_array(value))
+        if not name.startswith("_") and (_is_number(value) or is_array(value))
     }
 
 

@@ -11,7 +11,7 @@ import chainer
 import numpy as np
 from chainer.optimizers import ada_grad, adam, momentum_sgd, nesterov_ag, rmsprop
 
-from ..slots import is_number
+from ..slots import has_elements
 
 # Chainer computes each element by itself in these rules, so that blocks change no bit.
 # Blocks don't make SGD faster, which has one temporary.
@@ -54,7 +54,7 @@ def _is_suitable(param: Any) -> bool:
     if type(rule) not in RULES or "update_core_cpu" in vars(rule):
         return False
     # A hyperparameter may have a value of its own for each element.
-    return all(map(is_number, rule.hyperparam.get_dict().values()))
+    return not any(map(has_elements, rule.hyperparam.get_dict().values()))
 
 
 def _update_in_blocks(rule: Any, param: Any) -> None:

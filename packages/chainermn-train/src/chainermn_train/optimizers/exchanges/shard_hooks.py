@@ -18,7 +18,7 @@ from chainer.optimizer_hooks import (
 
 from chainermn_comm import CommunicatorBase, global_norm
 
-from ...slots import Facts, is_number, numbers_of
+from ...slots import Facts, has_elements, numbers_of
 from ..agreement import OPERATION
 from ..divided_model import common_ranks
 from ..gradient_clipping import MultiNodeGradientClipping
@@ -77,7 +77,7 @@ def _check_rule(rule: Any) -> None:
             "by itself (by the class attribute is_elementwise): use sharded=False"
         )
     for name, value in rule.hyperparam.get_dict().items():
-        if not is_number(value) and np.ndim(value) > 0:
+        if has_elements(value):
             raise ValueError(
                 f"the hyperparameter {name} has a value for each element of a whole parameter: "
                 "use sharded=False"
