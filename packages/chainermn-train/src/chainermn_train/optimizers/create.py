@@ -81,17 +81,18 @@ def create_multi_node_optimizer(
         sharded: whether each rank keeps the optimizer's state of a part of each
             parameter, and steps that part alone (ZeRO, stage 1), on CPUs. Parameters get
             the same bits; with ``GradientClipping`` they may round otherwise, and so may
-            16-bit parameters over several machines. Parameters lie in memory that the
-            ranks of a machine share, once for the machine, and a rank that writes to
-            them writes to its own copy. Gradients go through such memory, too, which
-            takes as much again. Update rules must compute each element by itself, as
-            all of Chainer's do. Hooks must be ``WeightDecay``, ``Lasso``,
-            ``GradientHardClipping``, ``GradientClipping`` or
-            ``MultiNodeGradientClipping``, called before the step. After an update each
-            parameter has this rank's own gradient, not the mean, and update rules have
-            no ``state``. No parameter may have two sharded optimizers. Checkpoints of
-            :func:`create_multi_node_checkpointer` and :func:`multi_node_snapshot` hold
-            the whole state, for any number of ranks, sharded or not. Over several
+            16-bit parameters over several machines. Gradients travel in the dtypes of
+            the parameters, whatever the communicator's ``allreduce_grad_dtype`` is.
+            Parameters lie in memory that the ranks of a machine share, once for the
+            machine, and a rank that writes to them writes to its own copy. Gradients go
+            through such memory, too, which takes as much again. Update rules must
+            compute each element by itself, as all of Chainer's do. Hooks must be
+            ``WeightDecay``, ``Lasso``, ``GradientHardClipping``, ``GradientClipping``
+            or ``MultiNodeGradientClipping``, called before the step. After an update
+            each parameter has this rank's own gradient, not the mean, and update rules
+            have no ``state``. No parameter may have two sharded optimizers. Checkpoints
+            of :func:`create_multi_node_checkpointer` and :func:`multi_node_snapshot`
+            hold the whole state, for any number of ranks, sharded or not. Over several
             machines new values travel while ``update(lossfun, ...)`` computes the next
             loss, unless ``overlap`` is False: reading a parameter, or its ``shape``,
             waits until its values are there.
