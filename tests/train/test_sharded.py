@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import io
 import os
 import re
 import signal
+import struct
 import threading
 import time
 from collections import Counter
@@ -419,6 +421,7 @@ def test_a_state_may_be_loaded_before_parameters_have_values(naive):
     assert same_everywhere(naive, model)
 
 
+@pytest.mark.sizes(2, 3, 4)
 def test_ranks_compare_nothing_where_nobody_writes(comm, monkeypatch):
     optimizer = train(make(comm), 0)
     with monkeypatch.context() as patched:
@@ -437,6 +440,38 @@ def test_written_pages_are_found_where_the_kernel_doesnt_tell(naive, monkeypatch
 
     monkeypatch.setattr(f"{PARAMETER_FILE}.open", fail, raising=False)
     test_users_may_change_all_between_updates(naive, write_into_arrays)
+
+
+class Pagemap(io.BytesIO):
+    """The kernel's entries of all pages, wherever one looks."""
+
+    def seek(self, *_):
+        return 0
+
+
+@pytest.mark.sizes(1)
+@pytest.mark.parametrize(
+    ("highest_byte", "is_own"),
+    [
+        (0x00, False),  # of a page that is nowhere
+        (0xA1, False),  # the file's
+        (0x81, True),
+        (0x41, True),  # swapped out
+        (0x61, False),  # the file's, on its way to other memory
+    ],
+)
+def test_a_page_is_own_if_it_is_somewhere_and_not_the_files(
+    naive, monkeypatch, highest_byte, is_own
+):
+    file = train(make(naive), 0)._updates.exchange._file
+    entry = struct.pack("=Q", highest_byte << 56)
+    contents = entry * 1000
+    monkeypatch.setattr(
+        f"{PARAMETER_FILE}.open", lambda *_, **__: Pagemap(contents), raising=False
+    )
+    assert file.has_own_writes() is is_own
+    contents = entry  # of the first page alone
+    assert file.has_own_writes()
 
 
 @pytest.mark.sizes(2, 3, 4)
@@ -737,6 +772,21 @@ def test_a_hook_that_fails_on_one_rank_leaves_all_as_they_were(comm):
     assert (whole_state(optimizer), parameter_bits(optimizer.target)) == before
     expected = train(make(comm, optimizers.MomentumSGD, False), 0, 1, 3)
     assert_alike(train(optimizer, 3), expected)
+
+
+@pytest.mark.sizes(2, 3, 4)
+def test_memory_that_fails_on_one_rank_leaves_all_as_they_were(comm, monkeypatch):
+    """As pages can't be dropped by a process that has locked its memory."""
+    optimizer = make(comm, optimizers.MomentumSGD)
+    error = PeerError
+    with monkeypatch.context() as patched:
+        if comm.rank == 1:
+            error = AttributeError
+            patched.delattr(f"{PARAMETER_FILE}.ParameterFile.drop_own_writes")
+        with pytest.raises(error, match="drop_own_writes"):
+            train(optimizer, 0)
+    expected = train(make(comm, optimizers.MomentumSGD, False), 1, 2)
+    assert_alike(train(optimizer, 1, 2), expected)
 
 
 @pytest.mark.sizes(2, 3, 4)

@@ -6,7 +6,6 @@ import math
 import mmap
 import os
 import sys
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,11 +17,15 @@ from ...nameless_files import FileReference, reserve
 from ..agreement import OPERATION
 from .machines import Machines
 
-# An entry of /proc/self/pagemap begins, in its highest byte, with bits that say whether a
-# page is there, whether it was swapped out, and whether it is the file's.
+# An entry of /proc/self/pagemap has these bits in its highest byte. A page is this
+# process's own if it is somewhere, and isn't the file's.
+_IS_SOMEWHERE = 0b1100_0000  # in memory, or swapped out
+_IS_OF_FILE = 0b0010_0000
+_NOT_OWN = bytes(
+    [it for it in range(256) if it & _IS_OF_FILE or not it & _IS_SOMEWHERE]
+)
 _ENTRY_BYTES = 8
 _HIGHEST_BYTE = 7 if sys.byteorder == "little" else 0
-_NOT_OWN = bytes([it for it in range(256) if it >> 6 == 0 or it >> 5 & 1])
 
 
 class Form(NamedTuple):
@@ -45,19 +48,25 @@ class ParameterFile:
         arrays: the parameters that this rank reads.
         parameters: the same parameters, flat, as this rank writes them for all.
         gradients: for each rank of the machine, flat arrays as large as the parameters.
+            A rank writes the other ranks' parts of its own.
+        means: the arrays in which this rank takes the means of its parts: a neighbour's
+            gradients, which nobody needs there any more. The neighbour writes there in
+            its next update, after all have stepped.
         machines: the ranks of this machine, and their partners on other machines.
     """
 
-    def __init__(self, communicator: CommunicatorBase, forms: Sequence[Form]) -> None:
+    def __init__(self, communicator: CommunicatorBase, forms: list[Form]) -> None:
         """Make a file on each machine, which its ranks map (collective)."""
-        self.forms = list(forms)
-        # Where each array begins, and where all end. Each begins at a page: if the user
-        # writes to an array, values of others that arrive later must still be seen.
-        begins = [0]
+        self.forms = forms
+        # Each array begins at a page: if the user writes to an array, values of others
+        # that arrive later must still be seen.
+        begins = []
+        end = 0
         for form in forms:
-            pages = -(-math.prod(form.shape) * form.dtype.itemsize // mmap.PAGESIZE)
-            begins.append(begins[-1] + pages * mmap.PAGESIZE)
-        nbytes = max(mmap.PAGESIZE, begins[-1])
+            begins.append(end)
+            end += math.prod(form.shape) * form.dtype.itemsize
+            end += -end % mmap.PAGESIZE
+        nbytes = max(mmap.PAGESIZE, end)
         self._pages = nbytes // mmap.PAGESIZE
         size = nbytes * (1 + communicator.intra_size)
         self._own, shared, by_rank = _map_together(communicator, nbytes, size)
@@ -66,19 +75,22 @@ class ParameterFile:
         self.machines = Machines(by_rank, communicator.rank)
         self.arrays = [
             np.ndarray(form.shape, form.dtype, self._own, begin)
-            for form, begin in zip(forms, begins, strict=False)
+            for form, begin in zip(forms, begins, strict=True)
         ]
 
         def flat_arrays(place: int) -> list[np.ndarray]:
             return [
                 np.ndarray(array.size, array.dtype, shared, place * nbytes + begin)
-                for array, begin in zip(self.arrays, begins, strict=False)
+                for array, begin in zip(self.arrays, begins, strict=True)
             ]
 
+        here = self.machines.here
         self.parameters = flat_arrays(0)
         self.gradients = {
-            rank: flat_arrays(place) for place, rank in enumerate(self.machines.here, 1)
+            rank: flat_arrays(place) for place, rank in enumerate(here, 1)
         }
+        neighbour = here[here.index(communicator.rank) - 1]  # itself if it is alone
+        self.means = self.gradients[neighbour]
 
     def has_own_writes(self) -> bool:
         """Return whether this process may have changed parameters that it should only read."""

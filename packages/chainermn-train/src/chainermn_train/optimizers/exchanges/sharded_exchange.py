@@ -277,11 +277,12 @@ class ShardedExchange(GradientExchange):
             self._write_gradients()
         if file.machines.are_several:
             self._exchange_values(communicator, slice(None))
-        file.drop_own_writes()
-        for shard in shards:
-            set_state(shard.param, {})
-            shard.param.array = shard.array
-        self._are_in_file = True
+        with raise_together(communicator.handshake, OPERATION, meet=False):
+            file.drop_own_writes()
+            for shard in shards:
+                set_state(shard.param, {})
+                shard.param.array = shard.array
+            self._are_in_file = True
 
     # Gradients.
 
@@ -317,18 +318,14 @@ class ShardedExchange(GradientExchange):
 
     def _take_means(self, terms: Terms, scale: float | None) -> None:
         """Give this rank's parts the means of all ranks' gradients."""
-        communicator = self._communicator
-        # Nobody else needs this rank's parts of another rank's gradients any more.
-        gradients = self._file.gradients
-        places = gradients[max(gradients, key=communicator.rank.__ne__)]
         for number, shard in enumerate(self._shards):
             piece = shard.piece
             piece.cleargrad()
             piece._loss_scale = None
             if number in terms:
-                mean = places[number][shard.part]
+                mean = self._file.means[number][shard.part]
                 with np.errstate(all="ignore"):
-                    sum_rows(terms[number], mean, communicator.size)
+                    sum_rows(terms[number], mean, self._communicator.size)
                 piece.grad = mean
                 piece._loss_scale = scale
         self._gradients = []
