@@ -282,6 +282,15 @@ def test_inputs_that_differ_raise_on_all_ranks(comm, random, kind, spoil, text):
 
 
 @pytest.mark.sizes(2, 3, 4)
+@EACH
+def test_inputs_may_differ_by_rounding(comm, random, kind):
+    x = random.standard_normal((3, 6)).astype("f")
+    if comm.rank == 0:
+        x *= 1 + np.float32(1e-6)
+    assert kind(6, 6, comm, initialW=1)(x).shape == (3, 6)
+
+
+@pytest.mark.sizes(2, 3, 4)
 def test_a_difference_is_noticed_where_the_projection_hardly_shows_it(comm):
     x = np.zeros((12, 12), "f")
     x[11, 11] = 1 + comm.rank  # cos(11) is 0.004

@@ -85,6 +85,16 @@ def test_a_machine_that_is_lost_is_reported_and_ends_by_itself(error, seconds):
     assert "could not be asked; host0 didn't answer" in report
 
 
+def test_a_monitor_that_answers_nothing_is_waited_for_a_moment_alone():
+    """A process that was stopped keeps its links."""
+    with simulation(2, seconds=2.0, ends_job=False) as made:
+        start(made, 2)
+        made.monitors[1].look = lambda: True
+        assert made.until(lambda: len(made.printed) == 2, 2 * LATE), made.printed
+        (_, report) = made.printed[-1]
+    assert "could not be asked; rank 1 on host1 didn't answer" in report
+
+
 @pytest.mark.parametrize("error", [CUT, pytest.param(ENDED, marks=pytest.mark.full)])
 def test_a_lost_machine_ends_nothing_where_calls_go_on_or_a_known_rank_is_late(error):
     """Calls go on by another network, or where only a monitor was killed."""
