@@ -64,6 +64,14 @@ def test_five_seconds_after_a_failure_the_job_has_ended(end):
     assert seconds_since_failure(job) < END_SECONDS, job
 
 
+def test_a_killed_rank_is_named_before_mpiexec_has_ended():
+    """Without a time-out, too; where others compute, mpiexec may be the first."""
+    environment = {"CHAINERMN_TIMEOUT": "0"}
+    end = ENDS["SIGKILL"].statement
+    job = failed(2, None, environment=environment, end=end, install=COMMUNICATOR)
+    assert re.search(r"ChainerMN: rank 1 \(process \d+ .*\) is gone", job.err), job
+
+
 def test_a_call_that_waits_is_reported_and_the_job_ended_when_the_time_out_is_over():
     environment = {"CHAINERMN_TIMEOUT": f"{TIMEOUT_SECONDS:g}"}
     job = failed(2, None, environment=environment, install=WATCHED, body=STALL)

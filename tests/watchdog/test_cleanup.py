@@ -152,9 +152,6 @@ def test_a_rank_that_fails(how, folder):
     job = run(how, folder)
     assert job.returncode not in (0, None), job
     assert left_of(job, folder) == []
-    if how == "kill, no time-out":
-        assert "ChainerMN: rank 1 (process " in job.err, job
-        assert " is gone" in job.err, job
 
 
 def test_a_launcher_that_is_killed(folder):
