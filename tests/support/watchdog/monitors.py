@@ -189,7 +189,7 @@ class Simulation:
     def close(self):
         self._over.set()
         for thread in self._threads:
-            thread.join()
+            thread.join(20.0)  # one that hangs is a daemon
         for made in self.monitors:
             close_monitor(made)
         self.listener.close()
