@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import atexit
-import os
 import sys
 import threading
 import warnings
 from collections.abc import Callable
 
-# How long a process that ends, or forks, waits for a thread. All ranks have begun the
-# thread's work, so the work ends, unless a rank is gone.
-TIMEOUT_SECONDS = 20.0
+# How long an ending process waits for a thread. All ranks have begun the thread's work,
+# so the work ends, unless a rank is gone.
+EXIT_TIMEOUT_SECONDS = 20.0
 # With Python's own switch interval of 5 ms, a thread waits so long each time it needs the
 # interpreter while another thread computes in Python: about ten times for a message of
 # 2 MB.
@@ -90,13 +89,9 @@ def threads_may_use_mpi() -> bool:
     return False
 
 
+@atexit.register
 def _wait_for_all() -> None:
+    # MPI is finalized after this function, and no thread may communicate then.
     for thread in threading.enumerate():
         if thread.name == _NAME:
-            thread.join(TIMEOUT_SECONDS)
-
-
-# MPI is finalized after this function, and no thread may communicate then.
-atexit.register(_wait_for_all)
-# The new process has none of the threads, and what they lock would stay locked there.
-os.register_at_fork(before=_wait_for_all)
+            thread.join(EXIT_TIMEOUT_SECONDS)

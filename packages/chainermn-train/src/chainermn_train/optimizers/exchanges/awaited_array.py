@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+import os
+from concurrent.futures import Future, wait
 from typing import Any
+from weakref import WeakSet
+
+from ...background_thread import EXIT_TIMEOUT_SECONDS
+
+_in_flight: WeakSet[Future[None]] = WeakSet()
 
 
 class AwaitedArray(list[Any]):
@@ -32,9 +38,18 @@ def await_values(param: Any, arrival: Future[None]) -> None:
     if not isinstance(param._data, AwaitedArray):
         param._data = AwaitedArray(param._data)
     param._data.arrival = arrival
+    _in_flight.add(arrival)
 
 
 def stop_waiting(param: Any) -> None:
     """Let the parameter's array be taken as it is."""
     if isinstance(param._data, AwaitedArray):
         param._data.arrival = None
+
+
+def _wait_for_all() -> None:
+    wait(list(_in_flight), EXIT_TIMEOUT_SECONDS)
+
+
+# The new process has no thread in which values could arrive.
+os.register_at_fork(before=_wait_for_all)
