@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from itertools import pairwise
@@ -38,7 +38,6 @@ from .buckets import bounds_of
 from .gradient_exchange import GradientExchange, make_channel
 from .parameter_file import Form, ParameterFile
 from .shard_hooks import checked_hooks, hooks_of_shards
-from .shard_reducer import ShardReducer
 from .shards import (
     Shard,
     State,
@@ -50,8 +49,12 @@ from .shards import (
     stepping_shards,
 )
 
+_NUMBER = np.dtype("<u4")  # of a parameter, among those that have values
 # What is added up for a rank's parts, by the numbers of parameters with gradients.
 Terms: TypeAlias = dict[int, Sequence[np.ndarray]]
+# What a rank says before the numbers of its missing gradients.
+_IN_FILE = b"\0"  # its parameters and gradients are in the file
+_ELSEWHERE = b"\1"
 
 
 class ShardedExchange(GradientExchange):
@@ -90,10 +93,12 @@ class ShardedExchange(GradientExchange):
     def reducer_of(self, params: ParameterSet, scale: float | None) -> Reducer:
         reducer = self.make_reducer()
         with raise_together(self._communicator.handshake, OPERATION, meet=False):
-            is_in_file = self._are_in_file and self._has_those_of(params)
-            self.has_changed = self._are_in_file and not is_in_file
-            if is_in_file:
-                self._write_gradients()
+            own = _ELSEWHERE
+            if self._are_in_file:
+                self.has_changed = not self._has_those_of(params)
+                if not self.has_changed:
+                    own = _IN_FILE
+                    self._write_gradients()
             missing = []
             for number, (name, param) in enumerate(_with_values(params)):
                 text = "a gradient"
@@ -102,7 +107,7 @@ class ShardedExchange(GradientExchange):
                     text = "no gradient"
                 if not self._zero_fill:
                     reducer.entries.append(("parameter", f"{name}: {text}"))
-            reducer.tell(is_in_file, missing)
+            reducer.own = own + np.array(missing, _NUMBER).tobytes()
         self._reducer = reducer
         return reducer
 
@@ -112,7 +117,7 @@ class ShardedExchange(GradientExchange):
         self.cancel()
         self.may_have_stepped = False
         with region("communication"):
-            if not reducer.are_all_in_file():
+            if any([row.startswith(_ELSEWHERE) for row in reducer.rows]):
                 self._put_into_file(params)
             machines = self._file.machines
             missing = reducer.missing()
@@ -405,6 +410,38 @@ def _sum(rows: Sequence[np.ndarray]) -> np.ndarray:
     with np.errstate(all="ignore"):
         sum_rows(rows, total)
     return total
+
+
+class ShardReducer(Reducer):
+    """Lets ranks agree on gradients in the file.
+
+    Attributes:
+        own: what this rank says of them; nothing if there are none.
+        entries: facts about its gradients that must be equal on all ranks.
+        rows: what each rank says.
+    """
+
+    def __init__(self, communicator: CommunicatorBase, reducer: Reducer) -> None:
+        """Agree on ``communicator`` by a ``reducer`` without gradients."""
+        self._communicator = communicator
+        self._reducer = reducer
+        self.own = b""
+        self.entries: list[tuple[str, str]] = []
+        self.rows: list[bytes] = []
+
+    def agree(
+        self, signature: Iterable[tuple[Any, ...]] = (), payload: bytes = b""
+    ) -> list[bytes]:
+        rows = self._reducer.agree(signature, payload + self.own)
+        length = len(payload)
+        self.rows = [row[length:] for row in rows]
+        if self.entries and all(self.rows) and len(set(self.rows)) > 1:
+            self._communicator.handshake(OPERATION, self.entries)
+        return [row[:length] for row in rows]
+
+    def missing(self) -> list[set[int]]:
+        """Return the numbers of the parameters of which each rank has no gradient."""
+        return [set(np.frombuffer(row[1:], _NUMBER).tolist()) for row in self.rows]
 
 
 def _with_values(params: ParameterSet) -> list[tuple[str, Any]]:
